@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from copy import copy
 from functools import partial
 from sys import _getframe
@@ -74,6 +74,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         messages: Sends and receives over the group.
         calls: How many calls this rank has made on it, and what is known of them.
         hooks: Observers, recorders and redirections of the calls.
+        plans: The plans of calls made before, by `plan_key`.
         backend_name: The backends by device type, as `backend_name` spells them.
         pg_options, device_id: As passed to `new_group`.
         takes_any_shapes: The arrays of different ranks may have different shapes of one size, as in torch.
@@ -103,9 +104,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         self.backend_name = backend
         self.timeout_s = timeout_s
         self._world = world
-        self._plans: dict[Any, Any] = {}  # Plans, and planned calls on GPU arrays
-        self._words = ""  # of `comparing`
-        self.compared_words: dict[str, None] = {}
+        self.plans: dict[Any, Any] = {}  # Plans, and planned calls on GPU arrays
         self._device_array: type | None = None  # the type of the arrays of the latter
         self._compares_shapes = False
         self._queue = JobQueue(world.progress)
@@ -179,7 +178,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         """
         if type(recv) is self._device_array and type(send) is self._device_array and timeout_s is None:
             try:
-                planned = self._plans.get(device_key(collective, send, recv, op, root, splits))
+                planned = self.plans.get(device_key(collective, send, recv, op, root, splits))
             except TypeError:  # the op is not hashable; `_submit_prepared` refuses it
                 planned = None
             if planned is not None and (result := planned(send, recv, async_op)) is not NotImplemented:
@@ -187,11 +186,11 @@ class ProcessGroup(CollectiveMethods, Membership):
         plan: Plan | None
         try:
             if send is recv and type(recv) is ndarray:
-                plan = self._plans.get((collective, recv.dtype, recv.shape, op, root))
+                plan = self.plans.get((collective, recv.dtype, recv.shape, op, root))
                 if plan is not None and not recv.flags.carray:
                     plan = None
             elif type(recv) is ndarray and type(send) is ndarray:
-                plan = self._plans.get((collective, recv.dtype, recv.shape, send.dtype, send.shape, op, root, splits))
+                plan = self.plans.get((collective, recv.dtype, recv.shape, send.dtype, send.shape, op, root, splits))
                 if plan is not None and not (
                     recv.flags.carray
                     and send.flags.c_contiguous
@@ -199,7 +198,7 @@ class ProcessGroup(CollectiveMethods, Membership):
                 ):
                     plan = None
             else:
-                plan = self._plans.get(simple_key(collective, send, recv, op, root, splits))
+                plan = self.plans.get(simple_key(collective, send, recv, op, root, splits))
                 if plan is not None and recv is not None and plan.known_apart.may_overlap(send, recv):
                     plan = None
         except TypeError:  # the op is not hashable; `_submit_prepared` refuses it
@@ -240,7 +239,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         `planned(send, recv, async_op)` makes it, or returns NotImplemented.
         """
         self._device_array = device_array
-        remember(self._plans, key, planned)
+        remember(self.plans, key, planned)
 
     def submit_unobserved(self, *args: Any) -> Any:
         """`submit` without hooks, for a part of a call that the hooks have seen already."""
@@ -352,14 +351,13 @@ class ProcessGroup(CollectiveMethods, Membership):
         error_prefix = self.error_prefix(collective.name)
         backend = self.usable_backend(error_prefix, send, recv)
         if backend.device_calls is not None:
-            modes = (async_op, splits, timeout_s, self._shape_rule, self._words)
+            modes = (async_op, splits, timeout_s, self._shape_rule, self.hooks.words)
             return backend.device_calls.submit(Request(self, error_prefix, collective, send, recv, op, root, *modes))
         arrays = self.named(error_prefix, PassedArrays, collective, send, recv)
         reduce_op = None if op is None else self.named(error_prefix, as_reduce_op, op)
         sends, recvs = arrays.in_native_order()
-        size, rule = len(self.ranks), self._shape_rule
-        rest = (reduce_op, root, splits, rule, self._words)
-        call = Call(collective, error_prefix, self._rank, size, sends, recvs, *rest)
+        rest = (reduce_op, root, splits, self._shape_rule, self.hooks.words)
+        call = Call(collective, error_prefix, self._rank, len(self.ranks), sends, recvs, *rest)
         writes = collective.writes(call)
         if writes:
             self.named(error_prefix, arrays.check_output)
@@ -368,7 +366,7 @@ class ProcessGroup(CollectiveMethods, Membership):
             self.named(error_prefix, arrays.check_factor, factor)
         # The plan of a PREMUL_SUM is that of the plain sum; the factor is applied before it runs.
         key = plan_key(collective, sends, recvs, op if factor is None else reduce_op, root, splits)
-        plans = self._plans  # the group may have another dict when an async call starts
+        plans = self.plans  # the group may have another dict when an async call starts
         prepared = plans.get(key)
         if prepared is None:
             collective.check(call)
@@ -459,23 +457,6 @@ class ProcessGroup(CollectiveMethods, Membership):
         self._compares_shapes = wanted
         self._forget_plans()  # they have their comparison built in
 
-    @contextmanager
-    def comparing(self, words: str) -> Iterator[None]:
-        """Let the ranks compare `words` in the calls of the block, too: what they have to agree on beside their arrays.
-
-        These calls have plans of their own. Words in `compared_words` have been compared before, on all ranks.
-        """
-        kept, is_open = self._plans, self.calls.is_open
-        own: dict[Any, Any] = {}
-        self._plans, self._words, self.calls.is_open = own, words, False
-        try:
-            yield
-            remember(self.compared_words, words, None)
-        finally:
-            self._words, self.calls.is_open = "", is_open
-            if self._plans is own and not self.is_broken:
-                self._plans = kept
-
     @property
     def _shape_rule(self) -> ShapeRule:
         if self._compares_shapes:
@@ -507,7 +488,7 @@ class ProcessGroup(CollectiveMethods, Membership):
 
     def _forget_plans(self) -> None:
         # Replaced, not emptied: an async call that has started keeps its plan in the dict of its time.
-        self._plans = {}
+        self.plans = {}
         self.messages.forget_requests()
         self.calls.forget()
 

@@ -137,7 +137,7 @@ def _traceback_of(error: BaseException) -> str:
             from meshdist.debug.user_traceback import traceback_text
 
             return traceback_text(error, frames)
-        except Exception:  # descriptors or memory may have run out
+        except (ImportError, OSError, MemoryError):  # descriptors or memory may have run out
             pass
     return "".join(traceback.format_exception(type(error), error, frames))
 

@@ -182,7 +182,7 @@ class Call:
         root: The source or destination, as a rank of the group; None if the collective has none.
         splits: Rows to and rows from each rank, for an all_to_all_single with split sizes.
         shape_rule: Whether all ranks must pass arrays of equal shape, and not only of equal size.
-        words: What else must be equal on all ranks, in words; see `ProcessGroup.comparing`.
+        words: What else must be equal on all ranks, in words; see `CallHooks.comparing`.
     """
 
     collective: CollectiveSpec

@@ -1,4 +1,4 @@
-"""CallHooks: observe, record or redirect the calls of one group."""
+"""CallHooks: observe, record or redirect the calls of one group, or have its ranks compare more of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from meshdist.runtime.interfaces import Group, Messages, MessageTaker
+from meshdist.runtime.plan_cache import remember
 
 if TYPE_CHECKING:
     from meshdist.core import Calls
@@ -70,6 +71,7 @@ class HookedMessages(Messages, Protocol):
 
 class HookedGroup(Group, Protocol):
     calls: Calls
+    plans: dict[Any, Any]
 
     @property
     def hooks(self) -> CallHooks: ...
@@ -82,6 +84,10 @@ class CallHooks:
     """Observes, records or redirects the calls of a group.
 
     It sets a `submit` on the instance, which hides the method of the class: calls without hooks pay nothing.
+
+    Attributes:
+        words: What the ranks compare in the calls of now beside their arrays; empty for nothing.
+        compared: What they have compared so before.
     """
 
     def __init__(self, group: HookedGroup) -> None:
@@ -90,6 +96,26 @@ class CallHooks:
         self._observers: tuple[CallObserver, ...] = ()
         self._recorders: tuple[CallRecorder, ...] = ()
         self._message_taker: MessageTaker | None = None
+        self.words = ""
+        self.compared: dict[str, None] = {}
+
+    @contextmanager
+    def comparing(self, words: str) -> Iterator[None]:
+        """Let the ranks compare `words` in the calls of the block, which have plans of their own.
+
+        Afterwards the words are in `compared`, on all ranks.
+        """
+        group, kept, own = self._group, self._group.plans, dict[Any, Any]()
+        group.plans, self.words = own, words
+        self._install()
+        try:
+            yield
+            remember(self.compared, words, None)
+        finally:
+            self.words = ""
+            self._install()
+            if group.plans is own:  # the group has not dropped its plans meanwhile, as one that breaks does
+                group.plans = kept
 
     @contextmanager
     def redirect(self, taker: Callable[..., Any], message_taker: MessageTaker) -> Iterator[None]:
@@ -131,7 +157,7 @@ class CallHooks:
                 group.__dict__["submit"] = self._observed(self._observers)
             for recorder in self._recorders:
                 group.__dict__["submit"] = recorder.around_submit(group, group.submit)
-        group.calls.is_open = "submit" not in group.__dict__
+        group.calls.is_open = "submit" not in group.__dict__ and not self.words
         messages = group.messages
         messages.watch(*self._observers)  # this also removes what was installed before
         for recorder in self._recorders:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -48,6 +48,7 @@ from meshdist.tensor.redistribution_steps import (
 # What carries out a step: from the block before, and the mesh or the group that takes part, to the block after.
 Program: TypeAlias = "Callable[[Any, DeviceMesh], Any]"
 GroupProgram: TypeAlias = "Callable[[Any, ProcessGroup], Any]"
+_NOTHING = nullcontext()
 # The program of a step, None for none; and whether its result is neither the caller's array nor a view of it. Given are
 # the step, this rank's coordinate, and whether that holds of the block before.
 Made: TypeAlias = "tuple[Any, bool]"
@@ -116,7 +117,7 @@ def gather_to(local: Any, layout: ArrayLayout, mesh: DeviceMesh, root: int) -> A
         return local.copy(order="C")
     group, dst = group_of(mesh, axes), number_in(axes, place, shape)
     words = f"of {placements_text(layout.placements, None)} of {layout.shape}"
-    with nullcontext() if words in group.compared_words else group.comparing(words):
+    with _comparing(group, words):
         if all(cut is None or len(set(cut.sizes)) == 1 for cut in layout.cuts):
             blocks = list(new_empty((group.size(), *local.shape), local)) if coordinate == place else None
             gather(contiguous(local), blocks, group=group, group_dst=dst)
@@ -174,6 +175,11 @@ def _copied(array: Any, mesh: DeviceMesh) -> Any:
     return array.copy(order="C")
 
 
+def _comparing(group: ProcessGroup, words: str) -> AbstractContextManager[None]:
+    """Let the ranks compare the words of layouts in the calls of a block, the first time that these come."""
+    return _NOTHING if words in group.hooks.compared else group.hooks.comparing(words)
+
+
 # ---- The programs of steps
 
 
@@ -202,9 +208,7 @@ def _over_group(step: Step, program: GroupProgram) -> Program:
 
     def run(local: Any, mesh: DeviceMesh) -> Any:
         group = group_of(mesh, axes)
-        if words in group.compared_words:
-            return program(local, group)
-        with group.comparing(words):
+        with _comparing(group, words):
             return program(local, group)
 
     return run

@@ -64,12 +64,11 @@ def test_every_rank_raises_that_waits_for_an_irecv_in_a_cycle(new_workers, progr
 
 def wait_with_a_limit(group, rank):
     """Rank 0 waits for some seconds only, and then sends what the other waits for."""
-    x, peer = np.ones(1), 1 - rank
+    peer = 1 - rank
     if rank == 1:
-        group.recv(x, peer)
-        group.send(x, peer)
+        answer(group)
         return
-    work = group.irecv(x, peer)
+    work = group.irecv(np.ones(1), peer)
     with pytest.raises(dist.DistTimeoutError, match="the call continues"):
         work.wait(LATE_S)
     group.send(np.ones(1), peer)
@@ -91,26 +90,30 @@ def wait_beside_another(group, rank):
     other.wait()
 
 
+def answer(group):
+    x = np.ones(1)
+    group.recv(x, 0)
+    group.send(x, 0)
+
+
 def wait_beside_a_thread(group, rank):
-    x, peer = np.ones(1), 1 - rank
+    peer = 1 - rank
     if rank == 1:
-        group.recv(x, peer)
-        group.send(x, peer)
+        answer(group)
         return
     thread = threading.Timer(LATE_S, lambda: group.send(np.ones(1), peer))
     thread.start()
-    group.irecv(x, peer).wait()
+    group.irecv(np.ones(1), peer).wait()
     thread.join()
 
 
 def wait_in_a_thread(group, rank):
     """The thread that waits for the irecv is another one than that which sends."""
-    x, peer = np.ones(1), 1 - rank
+    peer = 1 - rank
     if rank == 1:
-        group.recv(x, peer)
-        group.send(x, peer)
+        answer(group)
         return
-    work = group.irecv(x, peer)
+    work = group.irecv(np.ones(1), peer)
     thread = threading.Thread(target=work.wait)
     thread.start()
     later()
