@@ -225,7 +225,8 @@ def scatter(
     rank.
 
     Raises:
-        ValueError: `x` has no such dimension, both `axis` and `dim` are given, or the blocks have not the shape of `x`.
+        ValueError: `x` has no such dimension, both `axis` and `dim` are given, or the blocks do not have the shape of
+            `x`.
     """
     array, members = _array(x, "scatter", group), resolve(group)
     blocks = scatter_list
