@@ -1,6 +1,6 @@
 """ShardedOptimizer: each rank updates its part of the parameters, and has the state of that part only (ZeRO stage 1).
 
-The parameters of one dtype are one flat array, cut into equal blocks in rank order, of which the last ones may be
+The parameters of one dtype are one flat array, split into equal blocks in rank order, of which the last ones may be
 shorter or empty. A step is a reduce_scatter of the gradients, the update of one's own block, and an all_gather of the
 parameters: as many bytes as an all_reduce of the gradients. Rajbhandari et al., "ZeRO", 2020.
 """
@@ -238,7 +238,7 @@ class _Shard:
         return self.parameters.flat, self.parameters.flat[self._block]
 
     def by_name(self, flat: Any) -> dict[str, Any]:
-        """Return an array of all elements cut into arrays of the shapes of the parameters."""
+        """Return an array of all elements split into arrays of the shapes of the parameters."""
         views = self.parameters.views
         return dict(zip(views, consecutive_views(flat, (view.shape for view in views.values())), strict=True))
 
