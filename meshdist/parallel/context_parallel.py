@@ -9,7 +9,7 @@ Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers for Near-Infin
 pass of a block is that of Dao et al., "FlashAttention", algorithm 4.
 
 With a causal mask and contiguous blocks, the last rank computes with all blocks and the first with one. Zig-zag
-sharding has 2 * size chunks, of which rank i holds chunks i and 2 * size - 1 - i: all ranks have the same to do in
+sharding has 2 * size chunks, of which rank i holds chunks i and 2 * size - 1 - i: all ranks have the same work in
 each step.
 """
 

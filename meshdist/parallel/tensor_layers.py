@@ -4,8 +4,7 @@ A pair of products y = act(x @ a) @ b is sharded in the middle: each rank has co
 computes its columns of act(x @ a), and its term of the sum that y is. Only that sum is sent, and in the backward pass
 the sum that is the gradient of x. With sequence parallelism, the activations between such pairs are sharded along the
 sequence: the sum becomes a reduce_scatter, and x is gathered. Korthikanti et al., "Reducing Activation Recomputation
-    in Large
-Transformer Models", section 4.2.
+in Large Transformer Models", section 4.2.
 """
 
 from __future__ import annotations
