@@ -46,7 +46,7 @@ def local_map(
         redistribute_inputs: As there.
         device_mesh: As there.
         vjp: A function `vjp(g, result, *blocks)` that returns the gradients of the blocks, as a tuple of one for each
-            argument, None for what is no array; of one argument alone also the gradient itself. `g` is this rank's
+            argument, None for what is not an array; of one argument alone also the gradient itself. `g` is this rank's
             block of the gradient of the result, or a tuple of them as `result` is. None: `fn` is differentiated.
 
     Raises:

@@ -115,7 +115,7 @@ class ShardedOptimizer(Joinable):
             **options: Passed to `update`, instead of those of the optimizer.
 
         Raises:
-            TypeError: A gradient is no array.
+            TypeError: A gradient is not an array.
             ValueError: A gradient is missing, or has another shape or dtype; nothing is sent.
             DistBackendError: A rank failed.
         """
@@ -200,7 +200,7 @@ class ShardedOptimizer(Joinable):
         missing = [name for name in self.gradients if name not in gradients]
         unknown = [name for name in gradients if name not in self.gradients]
         if missing or unknown:
-            what = f"no gradient for {missing[0]!r}" if missing else f"one for {unknown[0]!r}, which is no parameter"
+            what = f"no gradient for {missing[0]!r}" if missing else f"one for {unknown[0]!r}, which is not a parameter"
             raise ValueError(f"{self._prefix}: step got {what}; pass a gradient for each parameter")
         for name, view in self.gradients.items():
             array = self._group.named(self._prefix, gradient_like, view, name, gradients[name])

@@ -38,8 +38,8 @@ def local_map(
     Args:
         fn: Takes arrays where the function gets DTensors, and other arguments as they are.
         out_placements: The placements of the result, as in `distribute_tensor`; for several results a tuple of
-            placements, each a list in mesh order or a dict by axis, or None for what is no array and is returned as it
-            is. Nothing is exchanged if they shard nothing, or into blocks of given `sizes`.
+            placements, each a list in mesh order or a dict by axis, or None for what is not an array and is returned
+            as it is. Nothing is exchanged if they shard nothing, or into blocks of given `sizes`.
         in_placements: For each positional argument the placements it must have, None for any. A plain array is the same
             on every rank, and split accordingly. None: the blocks are taken as they lie, and of pending reductions this
             rank's part.
