@@ -211,7 +211,7 @@ def test_blocks_that_make_no_array() -> None:
     def program() -> None:
         mesh = mesh_2x2()
         rank = mesh.get_rank()
-        with pytest.raises(PlacementError, match="as many rows of it"):
+        with pytest.raises(PlacementError, match="the same number of rows in it"):
             DTensor.from_local(np.zeros((rank, 2)), mesh, {"dp": Shard(0)})
         with pytest.raises(PlacementError, match="rank 1 of the mesh passed a block"):
             DTensor.from_local(np.zeros(2, "f4" if rank == 1 else "f8"), mesh)
