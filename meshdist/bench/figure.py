@@ -46,7 +46,7 @@ def draw(path: Path, rows: Sequence[Row], title: str) -> None:
         axes.loglog(sizes, [row.p90_us for row in own], linestyle="--", linewidth=1, label="90th percentile", **how)
         axes.set_ylim(min(times) / _MARGIN, max(times) * _MARGIN)  # equal scales: panels can be compared
         axes.set_title(name, fontsize=10)
-        axes.set_ylabel("time of a call (us)", fontsize=_LABEL_PT)
+        axes.set_ylabel("latency (us)", fontsize=_LABEL_PT)
         style = "-" if number < 10 else "--"
         bandwidth.loglog(sizes, [row.bus_gbps for row in own], marker="o", linestyle=style, label=name, **how)
     bandwidth.set_title("bus bandwidth", fontsize=10)
@@ -85,7 +85,7 @@ def _label_sizes(axes: Any, sizes: Sequence[int]) -> None:
     axes.set_xticks(ticks, [show_size(size) for size in ticks], rotation=45)
     axes.minorticks_off()
     axes.tick_params(labelsize=_TICK_PT)
-    axes.set_xlabel("size of the message", fontsize=_LABEL_PT)
+    axes.set_xlabel("message size", fontsize=_LABEL_PT)
 
 
 def draw_choices(path: Path, choices: Sequence[Choice], title: str) -> None:
@@ -107,7 +107,7 @@ def draw_choices(path: Path, choices: Sequence[Choice], title: str) -> None:
             fastest.keys(), fastest.values(), "o", markersize=9, fillstyle="none", color="black", label="chosen"
         )
         axes.set_title(kind, fontsize=10)
-        axes.set_ylabel("time of a call (us)", fontsize=_LABEL_PT)
+        axes.set_ylabel("latency (us)", fontsize=_LABEL_PT)
         _label_sizes(axes, sorted({choice.most_bytes for choice in own}))
         axes.grid(visible=True, which="major", alpha=0.3)
         axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))

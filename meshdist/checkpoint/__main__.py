@@ -34,12 +34,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     ):
         command = commands.add_parser(name, help=help_text)
         command.add_argument(
-            "path", type=Path, help="a checkpoint, a folder of them (the newest is taken), or files of safetensors"
+            "path", type=Path, help="a checkpoint, a folder of them (the newest is taken), or safetensors files"
         )
     command.add_argument("to", type=Path, help="the new folder")
     command.add_argument("--format", choices=FORMATS, default="safetensors", help="(default: %(default)s)")
     command.add_argument(
-        "--max-file-bytes", type=int, default=4 << 30, metavar="N", help="of a file of safetensors (default: 4 GiB)"
+        "--max-file-bytes",
+        type=int,
+        default=4 << 30,
+        metavar="N",
+        help="the largest size of a safetensors file (default: 4 GiB)",
     )
     return parser.parse_args(arguments)
 

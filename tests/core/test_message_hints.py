@@ -145,7 +145,7 @@ def test_names_and_arguments_that_are_called_otherwise(call, words):
         ("Waitall", ": write `for work in works: work.wait()`"),
         ("Testany", ": `is_completed()` of each Work tells whether it is done"),
         ("Cancel", ": a call that has begun is carried out; `wait(timeout)` ends the wait,"),
-        ("synchronize", " (torch.distributed has one): `wait()`; see docs/migration.md"),
+        ("synchronize", " (torch.distributed has one): use `wait()`; see docs/migration.md"),
         ("_nothing", ""),
     ],
 )

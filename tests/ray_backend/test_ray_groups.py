@@ -120,7 +120,7 @@ def test_ranks_that_do_not_come_are_named(said: dict[str, Any]) -> None:
 
 def test_an_actor_that_leaves_the_group_is_named(said: dict[str, Any]) -> None:
     for text in said["destroyed"]:
-        assert re.search(r"all_reduce on group 'four' .*rank 2 \(pid \d+ on .*left the world", text)
+        assert re.search(r"all_reduce on group 'four' .*rank 2 \(pid \d+ on .*called destroy_process_group", text)
 
 
 def test_an_actor_that_is_killed_is_named_within_seconds(said: dict[str, Any]) -> None:
