@@ -50,10 +50,10 @@ class CallCheck:
         for place, call in sorted(calls.items()):
             ranks_of.setdefault(call, []).append(place)
         parts = [
-            f"{call_ranks(places, self._ranks)} {'calls' if len(places) == 1 else 'call'} {call}"
+            f"  {call_ranks(places, self._ranks)} {'calls' if len(places) == 1 else 'call'} {call}"
             for call, places in ranks_of.items()
         ]
-        return DistBackendError(f"the ranks disagree: {'; '.join(parts)}")
+        return DistBackendError("the ranks disagree", hang_report="\n".join(parts))
 
     def explain(
         self,

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # What `Membership.error_prefix` says of the rank.
 _OWN_RANK = re.compile(r"\(rank -?\d+ of \d+(, global rank \d+)?")
+# The ranks of a deadlock may be in different calls on different groups.
+_OWN_CALL = re.compile(r"\w+ on group [^\n]* \(\): (?=deadlock: )")
 
 
 def ranks_text(numbers: Sequence[int] | NDArray[np.int64], noun: str = "rank", most: int = 8) -> str:
@@ -31,7 +33,7 @@ def ranks_text(numbers: Sequence[int] | NDArray[np.int64], noun: str = "rank", m
 
 def without_own_rank(message: str) -> str:
     """Return a message without the rank that made it, to compare it with those of other ranks."""
-    return _OWN_RANK.sub("(", message)
+    return _OWN_CALL.sub("", _OWN_RANK.sub("(", message))
 
 
 def numbers_differ(ranks: Sequence[int]) -> bool:
