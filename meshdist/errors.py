@@ -100,5 +100,12 @@ class DistTimeoutError(DistError):
     """Report a wait that reached its deadline, naming the missing ranks."""
 
 
+class UnknownAxisError(KeyError, ValueError):
+    """Report an axis that a mesh does not have, and list those that it has."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError alone would show the sentence in quotes
+
+
 class NotMemberError(ValueError, RuntimeError):
     """Report a rank that a group does not have; versions of torch differ in which of the two types they raise."""
