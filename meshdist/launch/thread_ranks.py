@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshdist.backends.threads import ThreadStore
 from meshdist.debug.diagnosis import WorldDiagnosis
+from meshdist.debug.user_traceback import user_frames
 from meshdist.errors import DistError
 from meshdist.groups.world import World, world_in
 from meshdist.lifecycle import enter_world
@@ -59,6 +60,7 @@ def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, time
         >>> dist.run(main, 4)
         [1, 1, 5, 5]
     """
+    __tracebackhide__ = True  # in notebooks: what counts is where it was called, and what the rank did
     if not callable(fn):
         raise TypeError(f"run: fn must be callable, as in run(main, 4), got {type(fn).__name__}")
     try:
@@ -96,7 +98,7 @@ def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, time
         first, cause = min(failed, key=lambda pair: isinstance(pair[1], DistError) and pair[1].peer_failed)
         if hasattr(cause, "add_note"):
             cause.add_note(f"raised on rank {first} of {world_size} by meshdist.run")
-        raise cause
+        raise cause.with_traceback(user_frames(cause))
     return [rank.result for rank in ranks]
 
 

@@ -12,6 +12,7 @@ from types import FunctionType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 C = TypeVar("C", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -58,15 +59,31 @@ def explaining(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def explained(*args: P.args, **kwargs: P.kwargs) -> R:
+        __tracebackhide__ = True
         try:
             return function(*args, **kwargs)
         except TypeError as error:
             explain(function, error)
-            if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # the arguments do not fit
-                raise error.with_traceback(None)  # noqa: B904, the same error
+            if never_began(error):
+                wrong_arguments = error.with_traceback(None)
+                raise wrong_arguments
             raise
 
-    return explained
+    return named_as(function, explained)
+
+
+def never_began(error: TypeError) -> bool:
+    """Return whether the call that this frame has made raised `error` since its arguments do not fit."""
+    return error.__traceback__ is not None and error.__traceback__.tb_next is None
+
+
+def named_as(function: Callable[..., Any], wrapper: F) -> F:
+    """Have tracebacks name the frames of a wrapper as the function."""
+    names = {"co_name": function.__name__}
+    if sys.version_info >= (3, 11):
+        names["co_qualname"] = function.__qualname__
+    wrapper.__code__ = wrapper.__code__.replace(**names)
+    return wrapper
 
 
 def naming_methods(cls: C) -> C:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import traceback
 
 import numpy as np
 import pytest
@@ -164,6 +165,32 @@ def test_names_and_arguments_that_are_called_otherwise(call, words):
             call()
 
     dist.run(main, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [(lambda: dist.new_group(rank=[0]), "new_group"), (lambda: dist.recv(np.ones(1), source=0), "recv")],
+)
+def test_a_wrong_argument_is_raised_by_the_function_of_that_name(call, name):
+    def main():
+        with pytest.raises(TypeError, match="; did you mean") as raised:
+            call()
+        return traceback.extract_tb(raised.value.__traceback__)[1:]
+
+    (frames,) = dist.run(main, 1)
+    *_, last = frames
+    assert last.name == name
+    assert last.line == "raise wrong_arguments"
+
+
+def test_the_traceback_of_a_rank_ends_at_the_line_of_the_user():
+    def main():
+        dist.all_reduce(np.ones(1), op="none")
+
+    with pytest.raises(ValueError, match="unknown op") as raised:
+        dist.run(main, 2)
+    frames = traceback.extract_tb(raised.value.__traceback__)
+    assert [frame.name for frame in frames[-2:]] == ["run", "main"]
 
 
 @pytest.mark.parametrize(

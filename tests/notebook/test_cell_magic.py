@@ -110,10 +110,20 @@ def test_lines_of_cells_are_named_as_the_notebook_does(shell, monkeypatch):
     monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: shell)  # as in a program of its own
     assert shell.run_cell(IN_THE_KERNEL, store_history=True).success
     count = last_number(shell)
-    assert f"rank 0 calls all_reduce(float64[1], op=sum) at In [{count}], line 5; rank 1" in shell.user_ns["said"]
+    assert f"rank 0 calls all_reduce(float64[1], op=sum) at In [{count}], line 5\n  rank 1" in shell.user_ns["said"]
     result = shell.run_cell("%%mesh -n 4\nif rank:\n    dist.recv(np.ones(1), rank)", store_history=True)
     assert result.execution_count == count + 1
     assert f'[1]   File "In [{count + 1}]", line 2, in <module>' in str(result.error_in_exec)
+
+
+def test_a_traceback_of_threads_has_no_frames_of_the_package(shell, capsys):
+    call = "dist.run(lambda: dist.all_reduce(np.ones(1), op='none'), 2)"
+    shell.run_cell(f"import numpy as np\nimport meshdist as dist\n{call}")
+    shown = capsys.readouterr().out
+    assert "unknown op 'none'" in shown
+    assert "thread_ranks.py" not in shown
+    assert "name_hints.py" not in shown
+    assert "process_group.py" not in shown
 
 
 def test_the_same_error_of_several_ranks_is_said_once(shell):
