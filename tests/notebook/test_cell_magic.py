@@ -64,6 +64,13 @@ def test_options_stay_and_variables_go_both_ways(shell, capsys):
     assert capsys.readouterr().out.startswith("4 workers, backend gloo, mesh: dp=2, tp=2; pids [")
 
 
+def test_a_mesh_is_drawn_once(shell, capsys):
+    shell.run_cell_magic("mesh", "--axes dp=2,tp=2", "mesh.show()")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "[0-3] mesh (dp=2, tp=2)"
+    assert {line.partition(" ")[0] for line in lines} == {"[0-3]"}
+
+
 def test_an_error_is_that_of_the_rank_that_made_it(shell):
     with pytest.raises(RuntimeError) as raised:
         shell.run_cell_magic("mesh", "", "if rank == 2:\n    1 / 0\ndist.barrier()")
