@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import meshdist as dist
+from meshdist import functional
 from meshdist.runtime.call import Elements, ShapeRule, Signature
 from meshdist.runtime.call_check import CallCheck
 from meshdist.runtime.call_site import call_site
@@ -37,6 +38,34 @@ def test_disagreement_joins_the_ranks_of_one_call():
         "the ranks disagree\n  ranks 0, 1 call a() at x.py:1\n  rank 2 calls b() at x.py:2"
     )
     assert described({3: "a()", 1: "b()"}, range(4)) == "the ranks disagree\n  rank 1 calls b()\n  rank 3 calls a()"
+
+
+def of_different_lengths(name):
+    x = np.ones(3 + dist.get_rank())
+    calls = {
+        "all_gather": lambda: functional.all_gather(x),
+        "all_gather along an axis": lambda: functional.all_gather(x, axis=0),
+        "all_gather_into_tensor": lambda: functional.all_gather_into_tensor(x),
+        "gather": lambda: functional.gather(x),
+        "all_reduce": lambda: functional.all_reduce(x),
+    }
+    with pytest.raises(dist.DistBackendError) as raised:
+        calls[name]()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["all_gather", "all_gather along an axis", "all_gather_into_tensor", "gather"])
+def test_arrays_of_different_lengths_are_told_how_to_gather_them(name):
+    for message in dist.run(of_different_lengths, 2, (name,), timeout=20):
+        assert message.startswith(f"{name.partition(' ')[0]} on group 'world'")
+        assert message.splitlines()[-1].startswith("  to gather arrays of different lengths, gather the lengths first")
+
+
+def test_other_disagreements_have_no_advice():
+    for message in dist.run(of_different_lengths, 2, ("all_reduce",), timeout=20):
+        assert len(message.splitlines()) == 3
+    calls = {0: "gather(float64[3], root=0) at a.py:1", 1: "gather(float64[4], root=1) at a.py:2"}
+    assert "different lengths" not in described(calls, range(2))
 
 
 def test_disagreement_says_global_ranks_where_they_are_others():
