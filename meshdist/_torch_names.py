@@ -221,6 +221,24 @@ def _instead_of_keyword(function: str, name: str, known: list[str]) -> str:
     return "" if meant is None else f"; did you mean {meant}=?"
 
 
+def no_command(name: str) -> str | None:
+    """Return what to run instead of `python -m meshdist.<name>`; None if the name is not like that of a command."""
+    if name in _NO_COMMANDS:
+        return _NO_COMMANDS[name]
+    close = get_close_matches(name, _COMMANDS, n=1, cutoff=_CLOSE)
+    return f"did you mean `python -m meshdist.{close[0]}`?" if close else None
+
+
+_COMMANDS = ("bench", "checkpoint", "debug", "doctor", "launch", "topology")
+# Functions of the package, and what other packages have as commands.
+_NO_COMMANDS = {
+    "profile": "`meshdist.profile` is a function, to use as `with meshdist.profile() as profile:`; to measure"
+    " collectives, run `python -m meshdist.bench`",
+    "run": "`meshdist.run` is a function; to start the ranks of a script, run `meshrun` or `python -m meshdist.launch`",
+    "benchmark": "run `python -m meshdist.bench`",
+}
+
+
 def reason_for_module(name: str) -> str | None:
     """Return why there is no module `meshdist.<name>`, None if torch.distributed has none of that name either."""
     return _MODULES.get(name) or REASONS.get(name)

@@ -27,7 +27,7 @@ class MissingModules:
         package, _, rest = name.partition(".")
         if package != _PACKAGE:
             return
-        from meshdist._torch_names import reason_for_module
+        from meshdist._torch_names import no_command, reason_for_module
 
         part = rest.partition(".")[0]
         reason = reason_for_module(part)
@@ -36,6 +36,9 @@ class MissingModules:
             raise ModuleNotFoundError(
                 f"{_PACKAGE} has no module {part!r} (torch has one): {reason}; see docs/migration.md"
             )
+        meant = no_command(part)
+        if meant is not None:
+            raise ModuleNotFoundError(f"{_PACKAGE} has no module {part!r}: {meant}")
 
 
 def explain_missing_modules() -> None:
