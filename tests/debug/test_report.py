@@ -12,7 +12,7 @@ import meshdist as dist
 from meshdist.debug.__main__ import main
 from meshdist.debug.report import read_dumps, report_on
 from meshdist.debug.states import parse_state
-from meshdist.debug.wait_drawing import ranks_alike
+from meshdist.debug.wait_drawing import draw_waits, ranks_alike
 from meshdist.debug.wait_graph import who_waits
 
 pytestmark = pytest.mark.timeout(60)
@@ -173,6 +173,20 @@ def test_the_graph_can_be_drawn(tmp_path, capsys):
     write(tmp_path, data(0, [waiting("world", 2, 5.0)], WORLD, size=3))
     assert main(["report", str(tmp_path), "--draw", str(tmp_path / "waits.png")]) == 0
     assert (tmp_path / "waits.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_legend_says_what_the_colours_mean():
+    pytest.importorskip("matplotlib").use("Agg")
+    late = parse_state(data(2, [], WORLD, in_call=False, size=3), "a test")
+    others = [parse_state(data(rank, [waiting("world", 2, 5.0)], WORLD, size=3), "a test") for rank in range(2)]
+    drawn = draw_waits(who_waits(by_rank(*others, late)))
+    words = [text.get_text() for text in drawn.get_legend().get_texts()]
+    assert words == ["not in the call", "waiting", "barrier(), call 2 on 'world', at train.py:20"]
+    cycle = [
+        parse_state(data(rank, [waiting(group, 1, 5.0)], {"a": [0, 1], "b": [0, 1]}, size=2), "a test")
+        for rank, group in enumerate("ab")
+    ]
+    assert draw_waits(who_waits(by_rank(*cycle))).get_legend().get_texts()[0].get_text() == "deadlock"
 
 
 def test_ranks_that_wait_alike_share_a_box():
