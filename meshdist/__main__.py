@@ -17,9 +17,15 @@ python -m meshdist.topology    show the topology of the ranks, or measure a cost
 
 Each has --help."""
 
-if __name__ == "__main__":
+
+def main() -> int:
+    """Print the commands; return the exit status."""
     wrong = [argument for argument in sys.argv[1:] if argument not in ("-h", "--help")]
     if wrong:
         print(f"python -m meshdist: expected no argument, got {' '.join(wrong)}; the commands are:\n", file=sys.stderr)
-    until_closed(lambda: print(_HELP, file=sys.stderr if wrong else sys.stdout))
-    sys.exit(2 if wrong else 0)
+    print(_HELP, file=sys.stderr if wrong else sys.stdout)
+    return 2 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(until_closed(main))

@@ -82,10 +82,7 @@ def never_began(error: TypeError) -> bool:
 
 def named_as(function: Callable[..., Any], wrapper: F) -> F:
     """Have tracebacks name the frames of a wrapper as the function."""
-    names = {"co_name": function.__name__}
-    if sys.version_info >= (3, 11):
-        names["co_qualname"] = function.__qualname__
-    wrapper.__code__ = wrapper.__code__.replace(**names)
+    wrapper.__code__ = wrapper.__code__.replace(co_name=function.__name__)
     return wrapper
 
 
