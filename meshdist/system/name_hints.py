@@ -36,7 +36,7 @@ class MissingModules:
             raise ModuleNotFoundError(
                 f"{_PACKAGE} has no module {part!r} (torch has one): {reason}; see docs/migration.md"
             )
-        meant = no_command(part)
+        meant = no_command(part) if part == rest else None
         if meant is not None:
             raise ModuleNotFoundError(f"{_PACKAGE} has no module {part!r}: {meant}")
 
