@@ -26,8 +26,9 @@ def show(layout: Layout, hosts: MeshHosts | None, form: str | None, axis: int | 
         raise ValueError(f"DeviceMesh.show: form must be one of {', '.join(map(repr, FORMS))} or None, got {form!r}")
     if ax is not None and form != "plot":
         raise ValueError("DeviceMesh.show: ax needs form='plot'; pass both")
-    # The workers of a notebook draw one picture together: that of one rank would differ from the others in its frame.
-    grid = grid_of(layout, hosts, axis, marks_me=not _is_on_worker())
+    # What all workers of a notebook print is shown once, if it does not differ in the calling rank.
+    prints = form in (None, "text")
+    grid = grid_of(layout, hosts, axis, marks_me=not (prints and _is_on_worker()))
     if form == "plot":
         from meshdist.mesh.show.plot import as_plot
 
