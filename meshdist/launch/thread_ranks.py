@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshdist.backends.threads import ThreadStore
 from meshdist.debug.diagnosis import WorldDiagnosis
-from meshdist.debug.user_traceback import user_frames
 from meshdist.errors import DistError
 from meshdist.groups.world import World, world_in
 from meshdist.lifecycle import enter_world
@@ -98,6 +97,8 @@ def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, time
         first, cause = min(failed, key=lambda pair: isinstance(pair[1], DistError) and pair[1].peer_failed)
         if hasattr(cause, "add_note"):
             cause.add_note(f"raised on rank {first} of {world_size} by meshdist.run")
+        from meshdist.debug.user_traceback import user_frames  # with modules that a failure alone needs
+
         raise cause.with_traceback(user_frames(cause))
     return [rank.result for rank in ranks]
 
