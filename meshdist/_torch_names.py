@@ -108,7 +108,6 @@ _OF_NO_OWNER = {
         for name, same in {"Scatterv": "scatter(out, blocks)", "Gatherv": "gather(x, blocks)"}.items()
     },
     "Status": "`recv` returns the source, `probe` the source, the tag and the size",
-    "Waitall": "write `for work in works: work.wait()`",
     "Win": "`empty`, `zeros` and `full` return arrays in shared memory; there are no one-sided messages",
     "Wtime": "write `time.perf_counter()`",
     "axis_index": 'write `get_rank()`, or along an axis `mesh["tp"].get_local_rank()`',
@@ -122,8 +121,16 @@ _OF_NO_OWNER = {
     "psum": "write `all_reduce(x)`, or `functional.all_reduce(x)`, which returns a new array",
     "psum_scatter": "write `reduce_scatter_tensor(out, x)`",
     "shard_map": "the script is its body, which every rank runs; see docs/from-jax.md",
-    "wait_any": "`is_completed()` of a Work tells whether it is done; `recv(x)` takes the first message from any rank",
-    "wait_all": "write `for work in works: work.wait()`",
+    **dict.fromkeys(
+        ("wait_any", "waitany", "Waitany", "wait_some", "waitsome", "Waitsome"),
+        "`is_completed()` of a Work tells whether it is done; `recv(x)` takes the first message from any rank",
+    ),
+    **dict.fromkeys(("wait_all", "waitall", "Waitall"), "write `for work in works: work.wait()`"),
+    **dict.fromkeys(
+        (f"{test}{kind}" for test in ("test", "test_", "Test") for kind in ("any", "some")),
+        "write `[work for work in works if work.is_completed()]`",
+    ),
+    **dict.fromkeys(("testall", "test_all", "Testall"), "write `all(work.is_completed() for work in works)`"),
 }
 # MPI's names that differ from meshdist's by more than case and underscores: functions, then methods of groups.
 _OF_MPI = {
@@ -179,6 +186,7 @@ _KEYWORDS = {
     "nproc_per_node": ("nprocs", "world_size"),
     "num_ranks": ("nprocs", "world_size"),
     "periods": ("periodic",),
+    **dict.fromkeys(("reduce_op", "reduction", "operation", "operator"), ("op",)),
     "root": ("src", "dst"),
     "shape": ("mesh_shape",),
     "size": ("world_size",),
@@ -211,6 +219,24 @@ def _instead_of_keyword(function: str, name: str, known: list[str]) -> str:
     if meant is None:
         meant = next(iter(get_close_matches(name, known, n=1, cutoff=_CLOSE)), None)
     return "" if meant is None else f"; did you mean {meant}=?"
+
+
+def no_command(name: str) -> str | None:
+    """Return what to run instead of `python -m meshdist.<name>`; None if the name is not like that of a command."""
+    if name in _NO_COMMANDS:
+        return _NO_COMMANDS[name]
+    close = get_close_matches(name, _COMMANDS, n=1, cutoff=_CLOSE)
+    return f"did you mean `python -m meshdist.{close[0]}`?" if close else None
+
+
+_COMMANDS = ("bench", "checkpoint", "debug", "doctor", "launch", "topology")
+# Functions of the package, and what other packages have as commands.
+_NO_COMMANDS = {
+    "profile": "`meshdist.profile` is a function, to use as `with meshdist.profile() as profile:`; to measure"
+    " collectives, run `python -m meshdist.bench`",
+    "run": "`meshdist.run` is a function; to start the ranks of a script, run `meshrun` or `python -m meshdist.launch`",
+    "benchmark": "run `python -m meshdist.bench`",
+}
 
 
 def reason_for_module(name: str) -> str | None:

@@ -53,6 +53,7 @@ from meshdist.collectives.scan import scan as _scan
 from meshdist.collectives.scatter import scatter as _scatter
 from meshdist.collectives.tree_calls import gathered, gathered_on, joined_trees, reduced
 from meshdist.groups.world import resolve
+from meshdist.runtime.call import Call
 from meshdist.runtime.context import GroupLike
 
 __all__ = [
@@ -70,6 +71,14 @@ __all__ = [
     "scan",
     "scatter",
 ]
+
+
+def _agreed_along(call: Call) -> tuple[Any, ...]:
+    # Not the call of a list, whose ranks must all pass lists.
+    return (*_all_gather_into_tensor.agreed(call), "concatenated")
+
+
+_all_gather_along = _all_gather_into_tensor.under("all_gather", _agreed_along)
 
 
 def _array(x: Any, of: str, group: GroupLike) -> Any:
@@ -236,7 +245,7 @@ def all_gather(x: Any, group: GroupLike = None, *, axis: int | None = None, dim:
         DistTimeoutError: A rank did not call within the group's timeout.
     """
     if axis is not None or dim is not None:
-        return all_gather_into_tensor(x, group, axis=axis, dim=dim)
+        return _joined(x, group, axis, dim, "all_gather")
     if is_tree(x):
         return gathered(x, group)
     blocks = [_blank(x, "all_gather", group) for _ in range(resolve(group).size())]
@@ -263,14 +272,22 @@ def all_gather_into_tensor(x: Any, group: GroupLike = None, *, axis: int | None 
         DistBackendError: A rank failed, or the ranks' calls or trees disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """
-    members, of = resolve(group), "all_gather_into_tensor"
+    return _joined(x, group, axis, dim, "all_gather_into_tensor")
+
+
+def _joined(x: Any, group: GroupLike, axis: int | None, dim: int | None, of: str) -> Any:
+    """Return the arrays of all ranks concatenated, for the user's function `of`."""
+    members = resolve(group)
     if is_tree(x):
         dims = [dimension(members, of, leaf, axis, dim) for leaf in Tree(x).leaves]
         return joined_trees(x, gathered(x, group, of), dims)
-    array, size = _array(x, "all_gather_into_tensor", group), max(0, members.size())
+    array, size = _array(x, of, group), max(0, members.size())
     place = dimension(members, of, array, axis, dim)
     y = new_empty((size, *array.shape), array)
-    _all_gather_into_tensor(y, array, group)
+    if of == "all_gather":
+        members.submit(_all_gather_along, array, y)
+    else:
+        _all_gather_into_tensor(y, array, group)
     return joined_along(y, place)
 
 

@@ -22,6 +22,7 @@ from meshdist.checkpoint.rank_agreement import CheckpointError, Peers
 from meshdist.checkpoint.verification import check_checkpoint, progressing, rows, summary
 from meshdist.checkpoint.writing import Target, make_plan, write
 from meshdist.profiler.tables import text_table
+from meshdist.system.command_lines import until_closed
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -116,4 +117,4 @@ def show(table: Sequence[Sequence[str]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_closed(main))

@@ -27,6 +27,7 @@ from meshdist.launch.options import (
 from meshdist.launch.outputs import STDERR, STDOUT, Routing, Streams, parse_streams
 from meshdist.launch.supervisor import DEFAULT_GRACE_S, DEFAULT_INTERVAL_S
 from meshdist.launch.worker_env import LOOPBACK
+from meshdist.system.command_lines import until_closed
 from meshdist.system.platform import why_no_processes
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def main(arguments: list[str] | None = None, *, passes_local_rank: bool = False)
     if arguments[:1] == [STATUS] and not os.path.isfile(STATUS):
         from meshdist.launch.status_command import main as show_status
 
-        return show_status(arguments[1:])
+        return until_closed(lambda: show_status(arguments[1:]))
     options, command = split_command(arguments)
     for option in options:
         name = option.partition("=")[0]
@@ -397,4 +398,4 @@ def _complain(message: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(until_closed(main))

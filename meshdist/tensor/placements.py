@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from meshdist.arrays.reduce_op import ReduceOp
-from meshdist.mesh.layout.axes_and_chunks import UnknownAxisError
+from meshdist.errors import UnknownAxisError
 from meshdist.system.plurals import counted
 
 PENDING_OPS = ("sum", "product", "max", "min", "avg")

@@ -3,6 +3,7 @@
 import pytest
 from sample_states import NOW_S, by_rank, data, record, seen, waiting
 
+from meshdist.debug.attach import long_waits
 from meshdist.debug.hang_report import hang_report
 from meshdist.debug.states import parse_state
 from meshdist.debug.wait_graph import first_difference, who_waits
@@ -24,6 +25,14 @@ def one_absent(num_ranks=3, late=1):
         for rank in range(num_ranks)
     ]
     return by_rank(*states)
+
+
+def test_a_wait_that_has_just_begun_is_no_hang_to_show():
+    late = seen(1, [], WORLD, in_call=False, size=2)
+    for waited_s, words in ((0.2, "no hang to show: the longest wait, that of rank 0, has lasted 0.2 s"), (0.7, "")):
+        lines = long_waits(by_rank(seen(0, [waiting("world", 1, waited_s)], WORLD, size=2), late), {}, 2)
+        assert lines == [words] if words else len(lines) > 1
+    assert long_waits(by_rank(late), {}, 2) == []
 
 
 def test_all_wait_for_the_one_that_has_not_come():

@@ -106,7 +106,7 @@ def test_a_group_of_another_backend(said: dict[str, Any]) -> None:
 def test_calls_that_differ_name_both_and_the_line_of_the_user(said: dict[str, Any]) -> None:
     for text in said["differ"]:
         assert re.search(
-            r"the ranks disagree: rank 0 calls all_reduce\(float64\[2\], op=sum\) at ray_driver\.py:\d+", text
+            r"the ranks disagree\n  rank 0 calls all_reduce\(float64\[2\], op=sum\) at ray_driver\.py:\d+", text
         )
 
 
