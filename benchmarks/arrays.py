@@ -29,9 +29,9 @@ def overhead_calls(mesh: dist.DeviceMesh, torch_mesh: Any) -> dict[str, Calls]:
     block = np.ones((16, 8))
     x = DTensor.from_local(block, mesh, [Shard(0)], shape=(16 * mesh.size(), 8))
     rows: dict[str, Calls] = {
-        "a + b, cut alike": {"meshdist": lambda: x + x, "bare": lambda: block + block},
+        "a + b, sharded the same way": {"meshdist": lambda: x + x, "bare": lambda: block + block},
         "np.exp(a)": {"meshdist": lambda: np.exp(x), "bare": lambda: np.exp(block)},
-        "a[:, 2:4], an uncut dimension": {"meshdist": lambda: x[:, 2:4], "bare": lambda: block[:, 2:4]},
+        "a[:, 2:4], an unsharded dimension": {"meshdist": lambda: x[:, 2:4], "bare": lambda: block[:, 2:4]},
         "to_local": {"meshdist": x.to_local},
         "a.sum(axis=1)": {"meshdist": lambda: x.sum(axis=1), "bare": lambda: block.sum(axis=1)},
         "a @ w, w replicates": {},
@@ -46,9 +46,9 @@ def overhead_calls(mesh: dist.DeviceMesh, torch_mesh: Any) -> dict[str, Calls]:
         y = torch_tensor.DTensor.from_local(local, torch_mesh, [torch_tensor.Shard(0)])
         v = torch_tensor.DTensor.from_local(torch.ones(8, 8), torch_mesh, [torch_tensor.Replicate()])
         for name, call in (
-            ("a + b, cut alike", lambda: y + y),
+            ("a + b, sharded the same way", lambda: y + y),
             ("np.exp(a)", lambda: torch.exp(y)),
-            ("a[:, 2:4], an uncut dimension", lambda: y[:, 2:4]),
+            ("a[:, 2:4], an unsharded dimension", lambda: y[:, 2:4]),
             ("to_local", y.to_local),
             ("a.sum(axis=1)", lambda: y.sum(dim=1)),
             ("a @ w, w replicates", lambda: y @ v),

@@ -1,5 +1,6 @@
 """How Sphinx makes the site: `sphinx-build -W -b html docs build/site`."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,15 @@ html_css_files = ["site.css"]
 html_theme_options = {"navigation_with_keys": True}
 
 
+def without_note(app: Any, name: str, content: list[str]) -> None:
+    """Leave out of a page of the reference what is said to readers outside of the site: the event "source-read"."""
+    if name.startswith("api/"):
+        content[0] = re.sub(r"^> Sphinx makes .*?\n\n", "", content[0], flags=re.MULTILINE | re.DOTALL)
+
+
 def setup(app: Any) -> None:
     """Complete pages with notebooks and tables of methods, and link inherited methods to their source."""
+    app.connect("source-read", without_note)
     app.connect("source-read", method_tables.complete)
     app.connect("source-read", notebook_pages.complete)
     app.connect("viewcode-follow-imported", source_links.defining_module)

@@ -52,7 +52,8 @@ def training_step() -> None:
         "w2": ((6, 2), {"tp": Shard(0)}),
         "output": ((8, 2), {"dp": Shard(0)}),
     }
-    figure, places = pyplot.subplots(1, len(arrays), figsize=(11, 2.6), layout="constrained")
+    figure, places = pyplot.subplots(1, len(arrays), figsize=(11, 2.9), layout="constrained")
+    figure.suptitle("framed: what rank 0 has; the colour is that of the first rank with the block", fontsize="small")
     with dist.dry_run(world_size=4, rank=0):
         mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         for ax, (name, (shape, placements)) in zip(places, arrays.items(), strict=True):
@@ -179,7 +180,7 @@ def workers() -> None:
     """Draw when each of three workers computes which task, for tasks of random length."""
     lengths = np.random.default_rng(seed=1).exponential(size=14) + 0.3
     free = [(0.0, rank) for rank in (1, 2, 3)]
-    figure, ax = pyplot.subplots(figsize=(8, 1.8), layout="constrained")
+    figure, ax = pyplot.subplots(figsize=(8, 2.2), layout="constrained")
     for task, length in enumerate(lengths):
         began, rank = heapq.heappop(free)
         cell(ax, began, 1.2 * (rank - 1), rank, task, float(length))
@@ -188,6 +189,11 @@ def workers() -> None:
         ax.text(-0.15, 1.2 * (rank - 1) + 0.5, f"rank {rank}", ha="right", va="center", fontsize="small", color=PALE)
     frame(ax, max(free)[0], 3.4, "tasks of different length: each worker gets the next one as soon as it is free")
     ax.set_aspect("auto")
+    ax.set_axis_on()
+    ax.spines[["left", "right", "top"]].set_visible(False)
+    ax.set_yticks([])
+    ax.tick_params(labelsize="small", colors=PALE)
+    ax.set_xlabel("time", fontsize="small", color=PALE)
     saved(figure, "workers")
 
 

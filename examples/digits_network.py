@@ -2,8 +2,8 @@
 
 Each rank holds B/dp rows x of a batch of B images and H/tp of the H hidden units:
 
-    hidden = tanh(x @ w1 + b1)    x      (B/dp, 64)     w1 (64, H/tp)  b1 (H/tp,)    column-parallel: w1 cut by columns
-    logits = hidden @ w2 + b2     hidden (B/dp, H/tp)   w2 (H/tp, 10)  b2 (10,)      row-parallel: w2 cut by rows
+    hidden = tanh(x @ w1 + b1)    x      (B/dp, 64)     w1 (64, H/tp)  b1 (H/tp,)    column-parallel: columns of w1
+    logits = hidden @ w2 + b2     hidden (B/dp, H/tp)   w2 (H/tp, 10)  b2 (10,)      row-parallel: rows of w2
 
 Forward, the column-parallel layer makes some of its outputs from all of its inputs, without communication. The
 row-parallel layer takes these outputs and yields parts of a sum, which one all_reduce along "tp" completes. b2 is

@@ -3,8 +3,8 @@
     meshrun --nproc-per-node 4 examples/digits_placements.py --mesh 2x2
     python examples/digits_placements.py
 
-The images are cut along "dp", the hidden units along "tp"; the rest is NumPy for the whole arrays, as on one rank. The
-products over a dimension that is cut are pending sums, which are computed where something needs them: the logits along
+The images are sharded along "dp", the hidden units along "tp"; the rest is NumPy for the whole arrays, as on one rank.
+The products over a sharded dimension are pending sums, which are computed where something needs them: the logits along
 "tp", the gradients along "dp". So losses and accuracy are those of train_digits.py for every mesh, up to rounding.
 
 The price: a step computes six sums, the logits, four gradients and the loss, where train_digits.py makes two calls.
@@ -31,7 +31,7 @@ Differentiate = Callable[[Arrays, DTensor, DTensor], tuple[Any, Arrays]]
 
 
 def forward(weights: Arrays, x: DTensor) -> tuple[DTensor, DTensor]:
-    """Return the hidden units, cut along dp and tp, and the logits, cut along dp."""
+    """Return the hidden units, sharded along dp and tp, and the logits, sharded along dp."""
     w1, b1, w2, b2 = weights
     hidden = np.tanh(x @ w1 + b1)
     # The logits are used several times: their sum along tp is computed once, here.
@@ -64,20 +64,20 @@ def train(
     velocities = [np.zeros_like(weight) for weight in weights]
     losses: list[float] = []
 
-    def cut(rows: np.ndarray) -> DTensor:
+    def shard(rows: np.ndarray) -> DTensor:
         return distribute_tensor(rows, mesh, {"dp": Shard(0)}, src_data_rank=None)
 
     for _ in progress(steps, losses) if mesh.get_rank() == 0 else range(steps):
         batch = rng.integers(TRAIN_IMAGES, size=BATCH)
-        loss, gradients = differentiate(weights, cut(images[batch]), cut(classes[batch]))
+        loss, gradients = differentiate(weights, shard(images[batch]), shard(classes[batch]))
         for weight, velocity, gradient in zip(weights, velocities, gradients, strict=True):
             velocity *= MOMENTUM
             velocity += gradient
             weight -= LEARNING_RATE * velocity
         losses.append(float(loss))
 
-    guesses = forward(weights, cut(images[TRAIN_IMAGES:]))[1].argmax(axis=1)
-    accuracy = float(np.mean(guesses == cut(labels[TRAIN_IMAGES:])))
+    guesses = forward(weights, shard(images[TRAIN_IMAGES:]))[1].argmax(axis=1)
+    accuracy = float(np.mean(guesses == shard(labels[TRAIN_IMAGES:])))
     return {"mesh": "x".join(map(str, mesh.shape)), "dtype": dtype, "losses": losses, "test_accuracy": accuracy}
 
 

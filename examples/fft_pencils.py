@@ -1,8 +1,8 @@
-"""A three-dimensional Fourier transform of an array that is cut into pencils over a mesh of two axes.
+"""A three-dimensional Fourier transform of an array that is sharded into pencils over a mesh of two axes.
 
     meshrun --nproc-per-node 4 examples/fft_pencils.py --cells 64
 
-Two axes of the mesh cut two dimensions, so that the third is whole on every rank: each holds a bundle of pencils. After
+Two axes of the mesh shard two dimensions, so that the third is unsharded: each holds a bundle of pencils. After
 the transform of that dimension, an all_to_all over one axis makes the next dimension whole, and one over the other axis
 the last (Dalcin, Mortensen and Keyes 2019, "Fast parallel multidimensional FFT using advanced MPI", J. Parallel and
 Distributed Computing 128). The result stays where the last transform leaves it; `np.fft.rfftn` of the array does the
@@ -44,7 +44,7 @@ def restored(y: DTensor, cells: int) -> DTensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Transform a three-dimensional array that is cut into pencils.")
+    parser = argparse.ArgumentParser(description="Transform a three-dimensional array that is sharded into pencils.")
     parser.add_argument("--cells", type=int, default=48, help="of the grid, each way (default: %(default)s)")
     args = parser.parse_args()
 

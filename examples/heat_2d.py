@@ -3,8 +3,8 @@
     meshrun --nproc-per-node 4 examples/heat_2d.py --cells 96 --steps 400
 
 Each rank has a part of the plate, framed by one row of cells. Inside the plate the frame (the halo) is a copy of the
-neighbours' edges, exchanged before every step by `mesh.halo_exchange`. At the rim of the plate it is the rim, which
-keeps its temperature. Each cell is computed from the same numbers in the same order as in one process, so the result
+neighbours' edges, exchanged before every step by `mesh.halo_exchange`. At the boundary of the plate, the frame keeps
+its temperature. Each cell is computed from the same numbers in the same order as in one process, so the result
 is equal to the last bit.
 """
 
@@ -20,7 +20,7 @@ DIFFUSION = 0.2  # up to 0.25 is stable
 
 
 def plate(cells: int) -> Array:
-    """Return the first temperatures of the whole plate with its rim: hot above and on the left, a cold spot inside."""
+    """Return the first temperatures of the whole plate: its boundary hot above and on the left, a spot inside cold."""
     u = np.zeros((cells + 2, cells + 2))
     u[0, :] = 1.0
     u[:, 0] = np.linspace(1.0, 0.0, cells + 2)

@@ -2,8 +2,8 @@
 
     meshrun --nproc-per-node 4 examples/heat_2d_arrays.py --cells 96 --steps 400
 
-The plate with its rim is one array, cut along both axes of the mesh in blocks of any sizes. `map_overlap` calls
-`step` on each rank's block, framed by one row of its neighbours' cells; at the rim of the plate there is no
+The plate with its boundary is one array, sharded along both axes of the mesh in blocks of any sizes. `map_overlap`
+calls `step` on each rank's block, framed by one row of its neighbours' cells; at the boundary of the plate there is no
 neighbour, and the outermost cells keep their temperature. Each cell is computed from the same numbers in the same
 order as in one process.
 """

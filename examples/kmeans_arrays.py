@@ -1,4 +1,4 @@
-"""k-means of kmeans.py with arrays over a mesh: the points are cut, the centres replicated.
+"""k-means of kmeans.py with arrays over a mesh: the points are sharded, the centres replicated.
 
     meshrun --nproc-per-node 4 examples/kmeans_arrays.py
 
@@ -22,7 +22,7 @@ def k_means(points: Any, centres: Any, steps: int) -> tuple[Any, int]:
     """Move the centres until they are stable; return them, and the number of steps.
 
     Args:
-        points: Shape (n, PIXELS), NumPy's or cut by rows.
+        points: Shape (n, PIXELS), NumPy's or sharded by rows.
         centres: The first ones, shape (k, PIXELS), NumPy's or replicated.
         steps: At most so many.
     """

@@ -3,8 +3,8 @@
     meshrun --nproc-per-node 4 examples/poisson_fft.py --cells 256
 
 The solution u of -(u_xx + u_yy) = f is, for each pair of wave numbers, the Fourier coefficient of f divided by the
-sum of their squares. `np.fft.fft2` of an array that is cut along a transformed dimension moves the cut to another
-dimension and back; everything else is local. The right side here is that of u = exp(cos x + sin y), so the error is
+sum of their squares. `np.fft.fft2` of an array that is sharded along a transformed dimension shards another
+dimension for a while; everything else is local. The right side here is that of u = exp(cos x + sin y), so the error is
 known.
 """
 
@@ -34,7 +34,7 @@ def main() -> None:
     mesh = dist.init_device_mesh("cpu", (rows, size // rows), mesh_dim_names=("rows", "columns"))
 
     def along_both(values: np.ndarray) -> tuple[DTensor, DTensor]:
-        """Return the same values as a column, cut as the rows of the grid, and as a row, cut as its columns."""
+        """Return the same values as a column, sharded as the rows of the grid, and as a row, sharded as its columns."""
         down = distribute_tensor(values[:, None], mesh, {"rows": Shard(0)}, src_data_rank=None)
         across = distribute_tensor(values[None, :], mesh, {"columns": Shard(1)}, src_data_rank=None)
         return down, across

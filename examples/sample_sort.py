@@ -3,7 +3,7 @@
     meshrun --nproc-per-node 4 examples/sample_sort.py --numbers 200000
 
 Every rank sorts its own numbers and takes samples of them at regular distances. From the samples of all ranks, every
-rank selects the same splitters, one fewer than ranks, and cuts its numbers at them. One all_to_all sends the numbers
+rank selects the same splitters, one fewer than ranks, and splits its numbers at them. One all_to_all sends the numbers
 between two splitters to one rank. Rank 0 ends up with the smallest numbers, in order, and the last rank with the
 largest. With samples at regular distances no rank gets more than twice its share, unless numbers repeat much.
 

@@ -180,7 +180,7 @@ def check_sizes(args: argparse.Namespace, network: Network, dp: int, schedule: S
             f" --width {network.width}"
         )
     if network.sequence_parallel and network.context % tp:
-        raise ValueError(f"--context {network.context} must be a multiple of {tp}, the ranks along tp, to be cut")
+        raise ValueError(f"--context {network.context} must be a multiple of {tp}, the ranks along tp, to be sharded")
     if network.vocabulary % tp:
         raise ValueError(f"the vocabulary, {network.vocabulary}, must be a multiple of {tp}, the ranks along tp")
     if network.context >= text_length:
@@ -197,7 +197,7 @@ def parser() -> argparse.ArgumentParser:
     add("--mesh", metavar="DPxTPxPP", help="ranks along dp, tp and pp (default: all along dp)")
     add("--schedule", choices=SCHEDULES, help="of the pipeline (default: 1f1b, or with --plain gpipe)")
     add("--micro-batches", type=int, metavar="N", help="of a step (default: 1, or 2 for each rank of a pipeline)")
-    add("--sequence-parallel", action="store_true", help="cut what is between the layers along tp")
+    add("--sequence-parallel", action="store_true", help="shard the activations between the layers along tp")
     add("--zero", action="store_true", help="spread the state of the optimizer along dp")
     add("--plain", action="store_true", help="the same by hand, from transformer_plain.py")
     add("--steps", type=int, default=300, help="batches to train on (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""The network of train_transformer.py: a decoder of blocks, cut into pipeline stages, each split over a "tp" group.
+"""The network of train_transformer.py: a decoder of blocks, split into pipeline stages, each split over a "tp" group.
 
     tokens (B, T) -> embedding -> block -> ... -> block -> norm -> logits (B T, vocabulary)     each block:
         x = x + attention(norm(x))        x = x + mlp(norm(x))
@@ -6,7 +6,7 @@
 Between the blocks, x has a row of `width` numbers for each token. Attention and MLP are two products each. The first is
 column-parallel: a rank has some of the heads, or of the hidden units, and computes them for all tokens. The second is
 row-parallel: it yields parts of a sum, which one all_reduce along "tp" completes. So x is the same on all ranks of the
-group. With sequence parallelism it is cut along the tokens instead: an all_gather before the first product, and a
+group. With sequence parallelism it is sharded along the tokens instead: an all_gather before the first product, and a
 reduce_scatter after the second, send as many bytes as the all_reduce, and norms and sums are not computed twice.
 
 The stages are functions of their parameters and their input, written with autograd.numpy: the backward pass of all that
@@ -151,7 +151,7 @@ defvjp(causal_softmax, causal_softmax_vjp)
 
 
 class Parameter(NamedTuple):
-    """A parameter of the whole network: its shape, the scale of its first values, and the dimension that tp cuts."""
+    """A parameter of the whole network: its shape, the scale of its first values, and the dimension that tp shards."""
 
     shape: tuple[int, ...]
     scale: float | None  # None: ones

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from meshdist.system.command_lines import until_closed
+
 _HELP = """\
 meshrun                        start the ranks of a script, or of a module, on this host or on several
 python -m meshdist.bench       measure collectives and messages
@@ -15,9 +17,15 @@ python -m meshdist.topology    show the topology of the ranks, or measure a cost
 
 Each has --help."""
 
-if __name__ == "__main__":
+
+def main() -> int:
+    """Print the commands; return the exit status."""
     wrong = [argument for argument in sys.argv[1:] if argument not in ("-h", "--help")]
     if wrong:
         print(f"python -m meshdist: expected no argument, got {' '.join(wrong)}; the commands are:\n", file=sys.stderr)
     print(_HELP, file=sys.stderr if wrong else sys.stdout)
-    sys.exit(2 if wrong else 0)
+    return 2 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(until_closed(main))

@@ -108,7 +108,6 @@ _OF_NO_OWNER = {
         for name, same in {"Scatterv": "scatter(out, blocks)", "Gatherv": "gather(x, blocks)"}.items()
     },
     "Status": "`recv` returns the source, `probe` the source, the tag and the size",
-    "Waitall": "write `for work in works: work.wait()`",
     "Win": "`empty`, `zeros` and `full` return arrays in shared memory; there are no one-sided messages",
     "Wtime": "write `time.perf_counter()`",
     "axis_index": 'write `get_rank()`, or along an axis `mesh["tp"].get_local_rank()`',
@@ -122,8 +121,16 @@ _OF_NO_OWNER = {
     "psum": "write `all_reduce(x)`, or `functional.all_reduce(x)`, which returns a new array",
     "psum_scatter": "write `reduce_scatter_tensor(out, x)`",
     "shard_map": "the script is its body, which every rank runs; see docs/from-jax.md",
-    "wait_any": "`is_completed()` of a Work tells whether it is done; `recv(x)` takes the first message from any rank",
-    "wait_all": "write `for work in works: work.wait()`",
+    **dict.fromkeys(
+        ("wait_any", "waitany", "Waitany", "wait_some", "waitsome", "Waitsome"),
+        "`is_completed()` of a Work tells whether it is done; `recv(x)` takes the first message from any rank",
+    ),
+    **dict.fromkeys(("wait_all", "waitall", "Waitall"), "write `for work in works: work.wait()`"),
+    **dict.fromkeys(
+        (f"{test}{kind}" for test in ("test", "test_", "Test") for kind in ("any", "some")),
+        "write `[work for work in works if work.is_completed()]`",
+    ),
+    **dict.fromkeys(("testall", "test_all", "Testall"), "write `all(work.is_completed() for work in works)`"),
 }
 # MPI's names that differ from meshdist's by more than case and underscores: functions, then methods of groups.
 _OF_MPI = {
@@ -179,6 +186,7 @@ _KEYWORDS = {
     "nproc_per_node": ("nprocs", "world_size"),
     "num_ranks": ("nprocs", "world_size"),
     "periods": ("periodic",),
+    **dict.fromkeys(("reduce_op", "reduction", "operation", "operator"), ("op",)),
     "root": ("src", "dst"),
     "shape": ("mesh_shape",),
     "size": ("world_size",),
@@ -213,6 +221,24 @@ def _instead_of_keyword(function: str, name: str, known: list[str]) -> str:
     return "" if meant is None else f"; did you mean {meant}=?"
 
 
+def no_command(name: str) -> str | None:
+    """Return what to run instead of `python -m meshdist.<name>`; None if the name is not like that of a command."""
+    if name in _NO_COMMANDS:
+        return _NO_COMMANDS[name]
+    close = get_close_matches(name, _COMMANDS, n=1, cutoff=_CLOSE)
+    return f"did you mean `python -m meshdist.{close[0]}`?" if close else None
+
+
+_COMMANDS = ("bench", "checkpoint", "debug", "doctor", "launch", "topology")
+# Functions of the package, and what other packages have as commands.
+_NO_COMMANDS = {
+    "profile": "`meshdist.profile` is a function, to use as `with meshdist.profile() as profile:`; to measure"
+    " collectives, run `python -m meshdist.bench`",
+    "run": "`meshdist.run` is a function; to start the ranks of a script, run `meshrun` or `python -m meshdist.launch`",
+    "benchmark": "run `python -m meshdist.bench`",
+}
+
+
 def reason_for_module(name: str) -> str | None:
     """Return why there is no module `meshdist.<name>`, None if torch.distributed has none of that name either."""
     return _MODULES.get(name) or REASONS.get(name)
@@ -224,43 +250,43 @@ _MODULES = dict.fromkeys(
 )
 
 REASONS = {
-    "BackendConfig": "`get_backend_config` returns it as a string",
-    "ProcessGroupGloo": "groups are made by `new_group`",
+    "BackendConfig": "`get_backend_config` returns the configuration as a string",
+    "ProcessGroupGloo": "create groups with `new_group`",
     "GroupName": "group names are strings",
     "RankType": "ranks are integers",
-    "QueueEmptyError": "there are no queues",
-    "ProcessGroup.recv_anysource": "`recv` without `src`",
-    "ProcessGroup.allreduce": "`all_reduce`",
-    "ProcessGroup.allreduce_coalesced": "`all_reduce_coalesced`",
-    "ProcessGroup.allgather": "`all_gather`",
-    "ProcessGroup.allgather_coalesced": "`all_gather_coalesced`",
-    "ProcessGroup.allgather_into_tensor_coalesced": "`all_gather_into_tensor_coalesced`",
-    "ProcessGroup.all_gather_single_coalesced": "`all_gather_into_tensor_coalesced`",
-    "ProcessGroup.reduce_scatter_single_coalesced": "`reduce_scatter_tensor_coalesced`",
-    "ProcessGroup.alltoall": "`all_to_all`",
-    "ProcessGroup.alltoall_base": "`all_to_all_single`",
-    "ProcessGroup.split_group": "`split_group`",
-    "ProcessGroup.merge_remote_group": "groups are of one world",
+    "QueueEmptyError": "stores have no queues",
+    "ProcessGroup.recv_anysource": "use `recv` without `src`",
+    "ProcessGroup.allreduce": "use `all_reduce`",
+    "ProcessGroup.allreduce_coalesced": "use `all_reduce_coalesced`",
+    "ProcessGroup.allgather": "use `all_gather`",
+    "ProcessGroup.allgather_coalesced": "use `all_gather_coalesced`",
+    "ProcessGroup.allgather_into_tensor_coalesced": "use `all_gather_into_tensor_coalesced`",
+    "ProcessGroup.all_gather_single_coalesced": "use `all_gather_into_tensor_coalesced`",
+    "ProcessGroup.reduce_scatter_single_coalesced": "use `reduce_scatter_tensor_coalesced`",
+    "ProcessGroup.alltoall": "use `all_to_all`",
+    "ProcessGroup.alltoall_base": "use `all_to_all_single`",
+    "ProcessGroup.split_group": "use the function `split_group`",
+    "ProcessGroup.merge_remote_group": "a group cannot span several worlds",
     "ProcessGroup.get_group_store": "pass your own store to `init_process_group`",
-    "ProcessGroup.set_timeout": "`new_group(timeout=)`",
-    "ProcessGroup.shutdown": "`destroy_process_group(group)`",
-    "ProcessGroup.bound_device_id": "groups are bound to no device",
-    "ProcessGroup.use_pg_for_symm_mem_rendezvous": "symmetric memory is of GPUs",
-    "ProcessGroup.boxed": "for TorchScript",
-    "ProcessGroup.unbox": "for TorchScript",
-    "ProcessGroup.BackendType": "backends have names, `get_backend(group)`",
-    "ProcessGroup.CUSTOM": "`Backend` has the names",
-    "ProcessGroup.GLOO": "`Backend` has the names",
-    "ProcessGroup.MPI": "`Backend` has the names",
-    "ProcessGroup.NCCL": "`Backend` has the names",
-    "ProcessGroup.UCC": "`Backend` has the names",
-    "ProcessGroup.UNDEFINED": "`Backend` has the names",
-    "ProcessGroup.XCCL": "`Backend` has the names",
-    "Work.synchronize": "`wait()`",
+    "ProcessGroup.set_timeout": "use `new_group(timeout=)`",
+    "ProcessGroup.shutdown": "use `destroy_process_group(group)`",
+    "ProcessGroup.bound_device_id": "groups are not bound to a device",
+    "ProcessGroup.use_pg_for_symm_mem_rendezvous": "symmetric memory is a feature of GPUs",
+    "ProcessGroup.boxed": "part of TorchScript",
+    "ProcessGroup.unbox": "part of TorchScript",
+    "ProcessGroup.BackendType": "backends are identified by name; use `get_backend(group)`",
+    "ProcessGroup.CUSTOM": "use the names in `Backend`",
+    "ProcessGroup.GLOO": "use the names in `Backend`",
+    "ProcessGroup.MPI": "use the names in `Backend`",
+    "ProcessGroup.NCCL": "use the names in `Backend`",
+    "ProcessGroup.UCC": "use the names in `Backend`",
+    "ProcessGroup.UNDEFINED": "use the names in `Backend`",
+    "ProcessGroup.XCCL": "use the names in `Backend`",
+    "Work.synchronize": "use `wait()`",
     "Work.block_current_stream": "there are no streams on the CPU",
-    "Work.get_future_result": "`get_future()`, whose `wait` raises what the call raised",
-    "Work.boxed": "for TorchScript",
-    "Work.unbox": "for TorchScript",
+    "Work.get_future_result": "use `get_future()`; its `wait` raises the exception of the call",
+    "Work.boxed": "part of TorchScript",
+    "Work.unbox": "part of TorchScript",
     "AllToAllOptions": "`ProcessGroup` methods take plain arguments",
     "AllreduceCoalescedOptions": "`ProcessGroup` methods take plain arguments",
     "AllreduceOptions": "`ProcessGroup` methods take plain arguments",
@@ -270,30 +296,30 @@ REASONS = {
     "ReduceOptions": "`ProcessGroup` methods take plain arguments",
     "ReduceScatterOptions": "`ProcessGroup` methods take plain arguments",
     "ScatterOptions": "`ProcessGroup` methods take plain arguments",
-    "log": '`logging.getLogger("meshdist")`',
-    "record_comm": "of torch's profiler",
-    "Logger": "of DistributedDataParallel; `GradientReducer.statistics` of `meshdist.parallel`",
-    "Reducer": "of DistributedDataParallel; for arrays, `meshdist.parallel.GradientReducer`",
-    "GradBucket": "of DistributedDataParallel; `meshdist.parallel.GradBucket` is that of GradientReducer",
-    "BuiltinCommHookType": "of DistributedDataParallel; `meshdist.parallel.communication_hooks`",
-    "nn": "`meshdist.functional` has the collectives, the modules need torch",
-    "launcher": "`spawn`",
-    "elastic": "`meshrun` restarts jobs, also with other hosts (`--max-restarts`, `--nnodes 2:4`, as torchrun); it"
-    " writes error files (`--error-dir`) without a decorator",
-    "argparse_util": "of torch's launcher",
-    "c10d_logger": '`logging.getLogger("meshdist")`',
-    "collective_utils": "`all_gather_object` and `broadcast_object_list`",
-    "config": "there is nothing to configure",
-    "constants": "30 minutes is the default timeout",
+    "log": 'use `logging.getLogger("meshdist")`',
+    "record_comm": "part of torch's profiler; use `meshdist.profile()`",
+    "Logger": "part of DistributedDataParallel; use `GradientReducer.statistics` of `meshdist.parallel`",
+    "Reducer": "part of DistributedDataParallel; for arrays, use `meshdist.parallel.GradientReducer`",
+    "GradBucket": "part of DistributedDataParallel; `GradientReducer` has `meshdist.parallel.GradBucket`",
+    "BuiltinCommHookType": "part of DistributedDataParallel; use `meshdist.parallel.communication_hooks`",
+    "nn": "`meshdist.functional` has the collectives; the modules need torch",
+    "launcher": "use `spawn`",
+    "elastic": "`meshrun` restarts jobs, also on other hosts (`--max-restarts`, `--nnodes 2:4`, as in torchrun); it "
+    "writes error files (`--error-dir`) without a decorator",
+    "argparse_util": "part of torch's launcher",
+    "c10d_logger": 'use `logging.getLogger("meshdist")`',
+    "collective_utils": "use `all_gather_object` and `broadcast_object_list`",
+    "config": "meshdist has no such settings",
+    "constants": "the default timeout is `default_pg_timeout`, 30 minutes",
     "distributed_c10d": "import its names from `meshdist`",
-    "logging_handlers": "give the logger `meshdist` a handler",
-    "remote_device": "of rpc",
-    "utils": "helpers of torch modules",
-    "rpc": "remote calls are no collectives; `multiprocessing.managers` or an RPC library",
-    "optim": "optimizers are torch's; `meshdist.parallel.ShardedOptimizer` shards any update function",
-    "algorithms": "`meshdist.parallel` has communication hooks, `uneven_inputs` for Join, and model averaging",
+    "logging_handlers": "add a handler to the logger `meshdist`",
+    "remote_device": "part of torch.rpc",
+    "utils": "helpers for torch modules",
+    "rpc": "meshdist has no remote procedure calls; use `multiprocessing.managers` or an RPC library",
+    "optim": "the optimizers need torch; `meshdist.parallel.ShardedOptimizer` shards any update function",
+    "algorithms": "`meshdist.parallel` has communication hooks, `uneven_inputs` instead of `Join`, and model averaging",
     "fsdp": "wraps torch modules",
-    "pipelining": "`meshdist.parallel` has its schedules, and runs them with functions instead of modules",
+    "pipelining": "`meshdist.parallel` has the same schedules, with functions instead of modules as stages",
     "deprecated": "import its names from `meshdist`",
-    "pipeline": "wraps torch modules; `isend` and `irecv` are what it stands on",
+    "pipeline": "wraps torch modules; it is built on `isend` and `irecv`",
 }

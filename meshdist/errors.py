@@ -37,7 +37,7 @@ class DistError(RuntimeError):
         what: What went wrong.
         call: The call that failed, with its number and line; None if unknown, or if `what` has it.
         is_numbered: The message has the number of the failed call: of this one, a peer's, or an earlier one.
-        hang_report: Which rank waits for which, some lines; empty if unknown.
+        hang_report: Lines on the ranks: which one waits for which, or which call each makes; empty if unknown.
         peer: The end of the peer that caused the failure, a `departure.PeerFailure`; None if no peer did.
     """
 
@@ -98,6 +98,13 @@ class DistStoreError(DistError):
 
 class DistTimeoutError(DistError):
     """Report a wait that reached its deadline, naming the missing ranks."""
+
+
+class UnknownAxisError(KeyError, ValueError):
+    """Report an axis that a mesh does not have, and list those that it has."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError alone would show the sentence in quotes
 
 
 class NotMemberError(ValueError, RuntimeError):

@@ -8,8 +8,8 @@ the same structure. The leaves of each dtype travel in one call. Numbers come ba
 complex128 or bool; None stays None. If the ranks' structures differ, or the dtypes or shapes of their leaves, all ranks
 raise DistBackendError.
 
-Dimensions: `axis=`, or torch's spelling `dim=`, is the dimension along which gathers concatenate and scatters cut; it
-may be negative.
+Dimensions: `axis=`, or torch's spelling `dim=`, is the dimension along which gathers concatenate and scatters
+split; it may be negative.
 
 Example:
     >>> import numpy as np
@@ -53,6 +53,7 @@ from meshdist.collectives.scan import scan as _scan
 from meshdist.collectives.scatter import scatter as _scatter
 from meshdist.collectives.tree_calls import gathered, gathered_on, joined_trees, reduced
 from meshdist.groups.world import resolve
+from meshdist.runtime.call import Call
 from meshdist.runtime.context import GroupLike
 
 __all__ = [
@@ -70,6 +71,14 @@ __all__ = [
     "scan",
     "scatter",
 ]
+
+
+def _agreed_along(call: Call) -> tuple[Any, ...]:
+    # Not the call of a list, whose ranks must all pass lists.
+    return (*_all_gather_into_tensor.agreed(call), "concatenated")
+
+
+_all_gather_along = _all_gather_into_tensor.under("all_gather", _agreed_along)
 
 
 def _array(x: Any, of: str, group: GroupLike) -> Any:
@@ -90,7 +99,22 @@ def _blank(x: Any, of: str, group: GroupLike) -> Any:
 
 
 def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
-    """Return the reduction of `x`, an array or a tree, over the group, on all ranks."""
+    """Return the reduction of `x` over the group, on all ranks.
+
+    Args:
+        x: An array, a number, or a tree of them; the same structure, shapes and dtypes on all ranks. It is not changed.
+        op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
+
+    Returns:
+        A new array or tree with the structure and dtypes of `x`.
+
+    Raises:
+        TypeError: Not an array or a tree, an unsupported dtype, or one undefined for `op`.
+        ValueError: `op` is unknown.
+        DistBackendError: A rank failed, or the ranks' calls or trees disagree.
+        DistTimeoutError: A rank did not call within the group's timeout.
+    """
     if is_tree(x):
         return reduced(_all_reduce, x, op, group)
     y: Array = _copy(x, "all_reduce", group)
@@ -99,7 +123,22 @@ def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
 
 
 def scan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
-    """Return the reduction of `x`, an array or a tree, over the ranks up to this one."""
+    """Return the reduction of `x` over the ranks up to and including this one, in rank order.
+
+    Args:
+        x: An array, a number, or a tree of them; the same structure, shapes and dtypes on all ranks. It is not changed.
+        op: The reduction: a ReduceOp other than AVG, its name in lower case, or `premul_sum(factor)`.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
+
+    Returns:
+        A new array or tree with the structure and dtypes of `x`.
+
+    Raises:
+        TypeError: Not an array or a tree, an unsupported dtype, or one undefined for `op`.
+        ValueError: `op` is unknown or AVG.
+        DistBackendError: A rank failed, or the ranks' calls or trees disagree.
+        DistTimeoutError: A rank did not call within the group's timeout.
+    """
     if is_tree(x):
         return reduced(_scan, x, op, group)
     y: Array = _copy(x, "scan", group)
@@ -108,9 +147,22 @@ def scan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
 
 
 def exscan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
-    """Return the reduction of `x`, an array or a tree, over the ranks before this one.
+    """Return the reduction of `x` over the ranks before this one, in rank order.
 
-    On the first rank, it is the identity of `op`.
+    Args:
+        x: An array, a number, or a tree of them; the same structure, shapes and dtypes on all ranks. It is not changed.
+        op: The reduction: a ReduceOp other than AVG, its name in lower case, or `premul_sum(factor)`.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
+
+    Returns:
+        A new array or tree with the structure and dtypes of `x`. On the first rank it holds the identity of `op`, such
+        as 0 for SUM.
+
+    Raises:
+        TypeError: Not an array or a tree, an unsupported dtype, or one undefined for `op`.
+        ValueError: `op` is unknown or AVG.
+        DistBackendError: A rank failed, or the ranks' calls or trees disagree.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     if is_tree(x):
         return reduced(_exscan, x, op, group)
@@ -120,7 +172,24 @@ def exscan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
 
 
 def broadcast(x: Any, src: int | None = None, group: GroupLike = None, group_src: int | None = None) -> Any:
-    """Return the array or tree of the rank `src`; elsewhere `x` gives its structure, shapes and dtypes."""
+    """Return the array or tree of one rank, on all ranks.
+
+    Args:
+        x: An array, a number, or a tree of them. On the source, the values to send; elsewhere, only its structure,
+            shapes and dtypes are used, which must be those of the source.
+        src: Global rank of the source.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
+        group_src: The source's rank in the group, instead of `src`.
+
+    Returns:
+        A new array or tree with the values of the source.
+
+    Raises:
+        TypeError: Not an array or a tree, or an unsupported dtype.
+        ValueError: Both or none of `src` and `group_src` are given, or it is not a member.
+        DistBackendError: A rank failed, or the ranks' calls or trees disagree.
+        DistTimeoutError: A rank did not call within the group's timeout.
+    """
     if is_tree(x):
         return reduced(_broadcast, x, None, group, resolve(group).root("broadcast", "src", src, group_src))
     y: Array = _copy(x, "broadcast", group)
@@ -131,7 +200,24 @@ def broadcast(x: Any, src: int | None = None, group: GroupLike = None, group_src
 def reduce(
     x: Any, dst: int | None = None, op: Op = ReduceOp.SUM, group: GroupLike = None, group_dst: int | None = None
 ) -> Any:
-    """Return, on the rank `dst`, the reduction of `x`, an array or a tree, over the group; elsewhere a copy of `x`."""
+    """Return the reduction of `x` over the group on one rank.
+
+    Args:
+        x: An array, a number, or a tree of them; the same structure, shapes and dtypes on all ranks. It is not changed.
+        dst: Global rank of the destination.
+        op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
+        group_dst: The destination's rank in the group, instead of `dst`.
+
+    Returns:
+        A new array or tree: on the destination the reduction, elsewhere a copy of `x`.
+
+    Raises:
+        TypeError: Not an array or a tree, an unsupported dtype, or one undefined for `op`.
+        ValueError: Both or none of `dst` and `group_dst` are given, it is not a member, or `op` is unknown.
+        DistBackendError: A rank failed, or the ranks' calls or trees disagree.
+        DistTimeoutError: A rank did not call within the group's timeout.
+    """
     if is_tree(x):
         return reduced(_reduce, x, op, group, resolve(group).root("reduce", "dst", dst, group_dst))
     y: Array = _copy(x, "reduce", group)
@@ -140,12 +226,26 @@ def reduce(
 
 
 def all_gather(x: Any, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None) -> Any:
-    """Return the arrays or trees of all ranks, which have the shapes of `x`, as a list in rank order.
+    """Return the arrays or trees of all ranks, on all ranks.
 
-    With `axis` or `dim`, they are concatenated instead, as by `all_gather_into_tensor`.
+    Args:
+        x: An array, a number, or a tree of them; the same structure, shapes and dtypes on all ranks. It is not changed.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
+        axis: The dimension along which to concatenate; negative ones count from the last. None: return a list.
+        dim: The same, by torch's name.
+
+    Returns:
+        A list of the ranks' arrays or trees, in rank order. With `axis` or `dim`, they are concatenated instead, as by
+        `all_gather_into_tensor`.
+
+    Raises:
+        TypeError: Not an array or a tree, an unsupported dtype, or a dimension that is not an integer.
+        ValueError: `x` does not have that dimension, or both `axis` and `dim` are given.
+        DistBackendError: A rank failed, or the ranks' calls or trees disagree.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     if axis is not None or dim is not None:
-        return all_gather_into_tensor(x, group, axis=axis, dim=dim)
+        return _joined(x, group, axis, dim, "all_gather")
     if is_tree(x):
         return gathered(x, group)
     blocks = [_blank(x, "all_gather", group) for _ in range(resolve(group).size())]
@@ -154,21 +254,40 @@ def all_gather(x: Any, group: GroupLike = None, *, axis: int | None = None, dim:
 
 
 def all_gather_into_tensor(x: Any, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None) -> Any:
-    """Return the arrays of all ranks concatenated along `axis`, dimension 0 if None; 0-d arrays are stacked.
+    """Return the arrays of all ranks concatenated, on all ranks.
 
-    Of a tree, each leaf is concatenated.
+    Args:
+        x: An array, a number, or a tree of them; the same structure, shapes and dtypes on all ranks. It is not changed.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
+        axis: The dimension along which to concatenate; negative ones count from the last. None: dimension 0.
+        dim: The same, by torch's name.
+
+    Returns:
+        A new array: those of all ranks in rank order, concatenated; 0-d arrays are stacked. For a tree, a tree whose
+        leaves are concatenated.
 
     Raises:
-        ValueError: `x` has no such dimension, or both `axis` and `dim` are given.
+        TypeError: Not an array or a tree, an unsupported dtype, or a dimension that is not an integer.
+        ValueError: `x` does not have that dimension, or both `axis` and `dim` are given.
+        DistBackendError: A rank failed, or the ranks' calls or trees disagree.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
-    members, of = resolve(group), "all_gather_into_tensor"
+    return _joined(x, group, axis, dim, "all_gather_into_tensor")
+
+
+def _joined(x: Any, group: GroupLike, axis: int | None, dim: int | None, of: str) -> Any:
+    """Return the arrays of all ranks concatenated, for the user's function `of`."""
+    members = resolve(group)
     if is_tree(x):
         dims = [dimension(members, of, leaf, axis, dim) for leaf in Tree(x).leaves]
         return joined_trees(x, gathered(x, group, of), dims)
-    array, size = _array(x, "all_gather_into_tensor", group), max(0, members.size())
+    array, size = _array(x, of, group), max(0, members.size())
     place = dimension(members, of, array, axis, dim)
     y = new_empty((size, *array.shape), array)
-    _all_gather_into_tensor(y, array, group)
+    if of == "all_gather":
+        members.submit(_all_gather_along, array, y)
+    else:
+        _all_gather_into_tensor(y, array, group)
     return joined_along(y, place)
 
 
@@ -181,12 +300,26 @@ def gather(
     axis: int | None = None,
     dim: int | None = None,
 ) -> Any:
-    """Return, on the rank `dst`, the arrays or trees of all ranks, which have the shapes of `x`; elsewhere None.
+    """Return the arrays or trees of all ranks on one rank.
 
-    They are a list or, with `axis` or `dim`, one array: concatenated along that dimension. 0-d arrays are stacked.
+    Args:
+        x: An array, a number, or a tree of them; the same structure, shapes and dtypes on all ranks. It is not changed.
+        dst: Global rank of the destination.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
+        group_dst: The destination's rank in the group, instead of `dst`. Without either it is the group's first rank.
+        axis: The dimension along which to concatenate; negative ones count from the last. None: return a list.
+        dim: The same, by torch's name.
+
+    Returns:
+        On the destination a list of the ranks' arrays or trees, in rank order, or, with `axis` or `dim`, one array or
+        tree, concatenated along that dimension; 0-d arrays are stacked. Elsewhere None.
 
     Raises:
-        ValueError: `x` has no such dimension, or both `axis` and `dim` are given.
+        TypeError: Not an array or a tree, an unsupported dtype, or a dimension that is not an integer.
+        ValueError: `x` does not have that dimension; both `axis` and `dim`, or both `dst` and `group_dst` are given;
+            the destination is not a member.
+        DistBackendError: A rank failed, or the ranks' calls or trees disagree.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     members = resolve(group)
     root = members.root_or_first("gather", "dst", dst, group_dst)
@@ -219,13 +352,29 @@ def scatter(
     axis: int | None = None,
     dim: int | None = None,
 ) -> Array:
-    """Return this rank's array out of the list of the rank `src`; `x` gives its shape and dtype.
+    """Return this rank's array out of the list of one rank.
 
-    With `axis` or `dim`, `scatter_list` is one array on `src`, which is cut along that dimension into a block for each
-    rank.
+    Args:
+        x: An array with the shape and dtype of the result; its values are not used.
+        scatter_list: On the source: one array for each rank, with the shape of `x`; or, with `axis` or `dim`, one
+            array that is split along that dimension. Elsewhere None.
+        src: Global rank of the source.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
+        group_src: The source's rank in the group, instead of `src`. Without either it is the group's first rank.
+        axis: The dimension along which `scatter_list` is split; negative ones count from the last. None:
+            `scatter_list` is a list.
+        dim: The same, by torch's name.
+
+    Returns:
+        A new array with the shape and dtype of `x`.
 
     Raises:
-        ValueError: `x` has no such dimension, both `axis` and `dim` are given, or the blocks have not the shape of `x`.
+        TypeError: Not arrays, different or unsupported dtypes, or a dimension that is not an integer.
+        ValueError: `x` does not have that dimension; both `axis` and `dim`, or both `src` and `group_src` are given;
+            the source is not a member; `scatter_list` is given on another rank, is of wrong length, or its blocks do
+            not have the shape of `x`.
+        DistBackendError: A rank failed, or the ranks' calls disagree.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     array, members = _array(x, "scatter", group), resolve(group)
     blocks = scatter_list
@@ -238,7 +387,22 @@ def scatter(
 
 
 def reduce_scatter(x: Sequence[Any], op: Op = ReduceOp.SUM, group: GroupLike = None) -> Array:
-    """Return the reduction over the group of the arrays at this rank's place in the lists `x`."""
+    """Return this rank's array of the reduction of lists of arrays over the group.
+
+    Args:
+        x: One array for each rank; `x[i]` has the same number of elements on all ranks. It is not changed.
+        op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
+
+    Returns:
+        A new array with the shape of `x[rank]`: the reduction of the arrays at this place in the ranks' lists.
+
+    Raises:
+        TypeError: Not arrays, different dtypes, or ones unsupported or undefined for `op`.
+        ValueError: A list of wrong length, or `op` is unknown.
+        DistBackendError: A rank failed, or the ranks' calls disagree.
+        DistTimeoutError: A rank did not call within the group's timeout.
+    """
     place = resolve(group).rank()
     if not 0 <= place < len(x):
         raise ValueError(f"reduce_scatter: x must hold an array for each rank, also for rank {place}, got {len(x)}")
@@ -250,11 +414,25 @@ def reduce_scatter(x: Sequence[Any], op: Op = ReduceOp.SUM, group: GroupLike = N
 def reduce_scatter_tensor(
     x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None
 ) -> Array:
-    """Return this rank's block of the reduction of `x` over the group, cut along `axis`, dimension 0 if None.
+    """Return this rank's block of the reduction of `x` over the group.
+
+    Args:
+        x: An array, of the same shape and dtype on all ranks. It is not changed.
+        op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
+        axis: The dimension along which the result is split into equal blocks; negative ones count from the last. None:
+            dimension 0.
+        dim: The same, by torch's name.
+
+    Returns:
+        A new array: the block of this rank, in rank order.
 
     Raises:
-        ValueError: That dimension of `x` is missing or no multiple of the group's size, or both `axis` and `dim` are
-            given.
+        TypeError: Not an array, a dtype unsupported or undefined for `op`, or a dimension that is not an integer.
+        ValueError: `x` does not have that dimension, or its length is not a multiple of the group's size; both `axis`
+            and `dim` are given; `op` is unknown.
+        DistBackendError: A rank failed, or the ranks' calls disagree.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     array, members, of = _array(x, "reduce_scatter_tensor", group), resolve(group), "reduce_scatter_tensor"
     blocks = cut_evenly(members, of, array, dimension(members, of, array, axis, dim))
@@ -264,9 +442,21 @@ def reduce_scatter_tensor(
 
 
 def all_to_all(x: Sequence[Any], group: GroupLike = None) -> list[Array]:
-    """Send `x[i]` to rank i, and return the arrays that the ranks send to this one, in rank order.
+    """Send `x[i]` to rank i, and return the arrays that the ranks send to this one.
 
-    The array from rank i must have the shape of `x[i]`.
+    Args:
+        x: One array for each rank, all of one dtype. It is not changed.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
+
+    Returns:
+        A list of new arrays in rank order; the one from rank i has the shape of `x[i]`.
+
+    Raises:
+        TypeError: Not arrays, different or unsupported dtypes.
+        ValueError: A list of wrong length.
+        DistBackendError: A rank failed, the ranks' calls disagree, or the array from rank i does not have as many
+            elements as `x[i]`.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     blocks = [_blank(block, "all_to_all", group) for block in x]
     _all_to_all(blocks, x, group)
@@ -282,13 +472,26 @@ def all_to_all_single(
     axis: int | None = None,
     dim: int | None = None,
 ) -> Array:
-    """Send blocks of `x` to all ranks, and return the blocks that they send to this one, concatenated.
+    """Send a block of `x` to each rank, and return the blocks that they send to this one, concatenated.
 
-    `x` is cut, and the result concatenated, along `axis`, dimension 0 if None. The result has the length of `x` there,
-    unless `output_split_sizes` has the lengths.
+    Args:
+        x: An array, of the same dtype on all ranks. It is not changed.
+        output_split_sizes: The length of the block from each rank. None: equal blocks, and a result with the shape of
+            `x`.
+        input_split_sizes: The length of the block for each rank. None: equal blocks.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
+        axis: The dimension along which `x` is split and the result concatenated; negative ones count from the last.
+            None: dimension 0.
+        dim: The same, by torch's name.
+
+    Returns:
+        A new array: the blocks in rank order.
 
     Raises:
-        ValueError: `x` has no such dimension, both `axis` and `dim` are given, or the blocks do not fit.
+        TypeError: Not an array, an unsupported dtype, or sizes or a dimension that are not integers.
+        ValueError: `x` does not have that dimension, both `axis` and `dim` are given, or the sizes do not match `x`.
+        DistBackendError: A rank failed, or the ranks' calls or sizes disagree.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     array, members = _array(x, "all_to_all_single", group), resolve(group)
     place = dimension(members, "all_to_all_single", array, axis, dim)

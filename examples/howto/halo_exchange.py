@@ -1,4 +1,4 @@
-"""Smooth a picture that is cut into blocks: each rank needs the cells next to its block."""
+"""Smooth a picture that is split into blocks: each rank needs the cells next to its block."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ def main() -> None:
     mine = mesh.shard(cells, {"y": 0, "x": 1})
     block = np.pad(mine, 1)  # with a frame of ghost cells
     for _ in range(10):
-        mesh.halo_exchange(block, width=1)  # fills the frame; at the rim of the picture it stays 0
+        mesh.halo_exchange(block, width=1)  # fills the frame; at the boundary of the picture it stays 0
         block[1:-1, 1:-1] = smooth(block)
 
     whole = mesh.unshard(block[1:-1, 1:-1], {"y": 0, "x": 1})

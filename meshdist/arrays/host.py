@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
-from numbers import Number
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from meshdist.arrays.interchange import OBJECTS, is_copied, shared_array
+from meshdist.arrays.interchange import (
+    OBJECTS,
+    hint_of_both,
+    hint_of_input,
+    hint_of_output,
+    is_copied,
+    shared_array,
+)
 from meshdist.arrays.overlap import repeats_elements, shared_pair
 from meshdist.system.plurals import counted
 
@@ -31,7 +38,7 @@ _HINTS = {
 }
 
 
-def as_array(value: Any, name: str) -> Array:
+def as_array(value: Any, name: str, hint: Callable[[Any, str], str] | None = None) -> Array:
     """Return `value` as a NumPy array over the same memory, never a copy to be written.
 
     Accepts NumPy arrays and subclasses that lose only their methods (`matrix`, `memmap`, `recarray`), but not masked
@@ -52,13 +59,15 @@ def as_array(value: Any, name: str) -> Array:
         return np.asarray(value)  # a subclass may define indexing differently, as np.matrix does
     if isinstance(value, np.generic):
         raise TypeError(f"{name} must be an array, got the scalar {value!r}; use np.array({value!r})")
-    return shared_array(value, name)
+    return shared_array(value, name, hint)
 
 
-def as_buffers(value: Any, name: str, is_list: bool, in_place: str = "") -> Array | list[Array] | None:
+def as_buffers(
+    value: Any, name: str, is_list: bool, of: str = "", *, is_read: bool = True, is_written: bool = False
+) -> Array | list[Array] | None:
     """Return an argument as an array or, if `is_list`, a list of arrays, of supported dtypes; None stays None.
 
-    `in_place` is the name of a collective whose result would take the place of the argument, for messages.
+    For messages: `of` is the name of the collective, which reads the argument, or writes it, or both.
 
     Raises:
         TypeError: A list for one array, no list for several, or as `as_array` and `check_dtype`.
@@ -68,18 +77,15 @@ def as_buffers(value: Any, name: str, is_list: bool, in_place: str = "") -> Arra
     if not isinstance(value, (list, tuple)):
         if is_list and not isinstance(value, np.ndarray):
             raise TypeError(f"{name} must be a list of arrays, got {type(value).__name__}")
-        try:
-            array = as_array(value, name)
-        except TypeError as error:
-            if in_place and isinstance(value, Number):
-                hint = f", or functional.{in_place}, which takes numbers and returns the result"
-                raise TypeError(f"{error}{hint}") from None
-            raise
+        if type(value) is np.ndarray:
+            array = value
+        else:
+            array = as_array(value, name, partial(_hint(is_read, is_written), of=of))
         check_dtype(array, name)
         return array
     if not is_list:
         numbers = bool(value) and not any(hasattr(item, "__len__") or hasattr(item, "dtype") for item in value)
-        hint = f"; use np.array({name})" if numbers else ""
+        hint = _hint(is_read, is_written)(value, name, of) if numbers else ""
         raise TypeError(
             f"{name} must be one array, got a {type(value).__name__} of {counted(len(value), 'element')}{hint}"
         )
@@ -87,6 +93,10 @@ def as_buffers(value: Any, name: str, is_list: bool, in_place: str = "") -> Arra
     for k, array in enumerate(arrays):
         check_dtype(array, f"{name}[{k}]")
     return arrays
+
+
+def _hint(is_read: bool, is_written: bool) -> Callable[..., str]:
+    return hint_of_input if not is_written else hint_of_both if is_read else hint_of_output
 
 
 def check_dtype(array: Array, name: str) -> None:

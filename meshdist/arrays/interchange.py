@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,10 +21,16 @@ _EXTENSIONS = {
 }
 OBJECTS = "; send objects by send_object_list, broadcast_object_list, all_gather_object and the like"
 """The end of a message about an array that is one of objects, or none."""
+_OF_TREES = (
+    *("all_reduce", "reduce", "scan", "exscan", "broadcast"),
+    *("all_gather", "all_gather_into_tensor", "gather"),
+)
+"""The collectives whose forms in `functional` take trees of arrays and numbers."""
+_NUMBERS = (bool, int, float, complex, list, tuple)
 _FAILURES = (TypeError, ValueError, RuntimeError, BufferError, AttributeError, NotImplementedError)
 
 
-def shared_array(value: Any, name: str) -> Array:
+def shared_array(value: Any, name: str, hint: Callable[[Any, str], str] | None = None) -> Array:
     """Return an array of another library as a NumPy array over the same memory.
 
     Accepts, in this order: torch tensors on the CPU (those that require grad are detached, as in torch.distributed),
@@ -31,7 +38,8 @@ def shared_array(value: Any, name: str) -> Array:
     `memoryview`). An object with `__array__` alone may return a copy, so the result is read-only.
 
     Raises:
-        TypeError: None of these, or the memory cannot be shared.
+        TypeError: None of these, or the memory cannot be shared. `hint` makes the end of the message; None makes that
+            of an array that is only read.
     """
     tensor_class = getattr(sys.modules.get("torch"), "Tensor", None)
     if tensor_class is not None and isinstance(value, tensor_class):
@@ -54,9 +62,36 @@ def shared_array(value: Any, name: str) -> Array:
         copied: Array = _tried(np.asarray, value, name, "__array__").view()
         copied.flags.writeable = False
         return copied
-    hint = f"; use np.array({name})" if isinstance(value, (bool, int, float, complex, list, tuple)) else ""
-    hint = OBJECTS if isinstance(value, (str, dict, set, frozenset)) else hint
-    raise TypeError(f"{name} must be an array, got {type(value).__name__}{hint}")
+    raise TypeError(f"{name} must be an array, got {type(value).__name__}{(hint or hint_of_input)(value, name)}")
+
+
+def hint_of_input(value: Any, name: str, of: str = "") -> str:
+    """Return what to pass instead of `value`, which is no array, as input of the function `of`."""
+    if isinstance(value, dict) and of in _OF_TREES:
+        return f"; functional.{of} takes dicts of arrays, and returns the result"
+    if isinstance(value, dict):
+        return f"; pass its arrays one by one, or{OBJECTS[1:]}"
+    if isinstance(value, (str, set, frozenset)):
+        return OBJECTS
+    return f"; use np.array({name})" if isinstance(value, _NUMBERS) else ""
+
+
+def hint_of_output(value: Any, name: str, of: str = "") -> str:
+    """Return what to pass instead of `value`, which is no array, as output of the function `of`."""
+    if isinstance(value, dict):
+        return hint_of_input(value, name, of)
+    if not isinstance(value, _NUMBERS):
+        return ""
+    shape = len(value) if isinstance(value, (list, tuple)) else "()"
+    return f"; make an array for the result, as buf = np.empty({shape}), and pass that"
+
+
+def hint_of_both(value: Any, name: str, of: str = "") -> str:
+    """Return what to pass instead of `value`, which is no array, where the function `of` replaces it by its result."""
+    hint = hint_of_input(value, name, of)
+    if isinstance(value, _NUMBERS) and of in _OF_TREES:
+        hint += f", or functional.{of}, which takes numbers and lists, and returns the result"
+    return hint
 
 
 def is_copied(value: Any) -> bool:

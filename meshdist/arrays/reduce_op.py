@@ -98,7 +98,9 @@ class _NamingMembers(EnumMeta):
         if name.startswith("_"):
             raise AttributeError(name)
         meant = _meant(name)
-        hint = "" if meant is None else f"; did you mean ReduceOp.{meant.upper()}?"
+        hint = (
+            _OF_PLACES if _is_of_places(name) else "" if meant is None else f"; did you mean ReduceOp.{meant.upper()}?"
+        )
         raise AttributeError(f"ReduceOp has no {name}; it has {', '.join(members)} and PREMUL_SUM{hint}")
 
 
@@ -190,6 +192,7 @@ class _DeprecatedReduceOp:
 reduce_op = _DeprecatedReduceOp()
 
 
+_OF_PLACES = "; the place of an extreme is not supported: gather the values, and take np.argmax or np.argmin of them"
 # Functions of NumPy and Python that reduce as an op does.
 _LIKE = {
     **dict.fromkeys(("add", "sum", "fsum"), "SUM"),
@@ -228,7 +231,13 @@ def _unknown(op: object) -> str:
     known = ", ".join(member.value for member in ReduceOp)
     meant = _meant(op) if isinstance(op, str) else None
     hint = "" if meant is None else f"; did you mean {meant!r}?"
+    if isinstance(op, str) and _is_of_places(op):
+        hint = _OF_PLACES
     return f"unknown op {op!r}; choose from {known}{hint}"
+
+
+def _is_of_places(name: str) -> bool:
+    return name.strip().lower() in ("maxloc", "minloc", "argmax", "argmin")
 
 
 def _meant(name: str) -> str | None:

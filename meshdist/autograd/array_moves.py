@@ -18,9 +18,9 @@ from meshdist.tensor.placements import Partial, Placements, Replicate
 def settled(gradient: Any, layout: ArrayLayout, mesh: DeviceMesh, linear: bool = False) -> Any:
     """Return the gradient of an array of this layout as an operation takes it, which is differentiated.
 
-    It is cut as the array is, and further, where it was, along axes that do not cut the array. Pending sums are
+    It is sharded as the array is, and further, where it was, along axes that do not shard the array. Pending sums are
     computed: once, and not by every product that it is used in. What is `linear` leaves those along axes that do not
-    cut the array.
+    shard the array.
     """
     if not isinstance(getval(gradient), DTensor):
         whole = ArrayLayout.of_cuts(layout.shape, layout.mesh_shape, (None,) * layout.ndim, {})
@@ -128,7 +128,7 @@ def to_local(x: Any, *, grad: str = "identity") -> Any:
     """Return this rank's block of a DTensor, with a gradient.
 
     Args:
-        x: The DTensor. Its gradient is cut as it is.
+        x: The DTensor. Its gradient is sharded as it is.
         grad: Along axes that replicate: "identity", where all ranks use the block alike, and their gradients are equal;
             "reduce", where each uses it for its own part, and the gradients are added. Of a pending sum, it is the
             gradient of the sum, which is equal on all ranks.

@@ -106,7 +106,7 @@ def vjp(collective: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Call
 
     Raises:
         TypeError: Not one of these functions; from `backward`, a gradient of another kind of dtype.
-        ValueError: From `backward`: `x` or `y` is needed and missing, or `g` has not the shape of `y`.
+        ValueError: From `backward`: `x` or `y` is needed and missing, or `g` does not have the shape of `y`.
 
     Example:
         >>> import numpy as np, meshdist

@@ -111,7 +111,7 @@ _COPY = Collective(
 def copy(x: Any, group: GroupLike = None) -> Any:
     """Return a copy of `x`, whose gradient is the sum of those of all ranks. Megatron's f; sends nothing itself.
 
-    `x` is the same on all ranks and each uses it for its own part, as the input of a layer whose weight is cut by
+    `x` is the same on all ranks and each uses it for its own part, as the input of a layer whose weight is sharded by
     columns (Invariant to Replicate).
 
     Args:
@@ -248,11 +248,11 @@ def reduce_scatter(
     The gradient of `x` is gathered from those of all blocks (Partial to Varying), by an all_gather.
 
     Args:
-        x: An array, of one shape and dtype on all ranks, which is cut into equal blocks; or a list of an array for each
-            rank, all of one shape.
+        x: An array, of one shape and dtype on all ranks, which is split into equal blocks; or a list of an array for
+            each rank, all of one shape.
         op: As in `all_reduce`.
         group: As in `all_reduce`.
-        axis: The dimension along which an array is cut. None: dimension 0.
+        axis: The dimension along which an array is split. None: dimension 0.
         dim: The same, by torch's name.
 
     Raises:
@@ -318,7 +318,7 @@ def all_to_all(
     The gradients of the blocks go the way back (Varying to Varying), by an all_to_all.
 
     Args:
-        x: An array that is cut, and whose blocks are concatenated, along `axis`; or a list of an array for each rank,
+        x: An array that is split, and whose blocks are concatenated, along `axis`; or a list of an array for each rank,
             and then a list is returned. The array from rank i has the shape of `x[i]`.
         group: As in `all_reduce`.
         output_split_sizes: The rows of the block from each rank. None: equal blocks.

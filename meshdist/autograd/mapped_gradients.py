@@ -36,8 +36,8 @@ def local_map(
 
     Without `vjp`, `fn` is differentiated on each rank: it computes with the functions of `autograd.numpy` and the
     collectives of `meshdist.autograd`, with its arrays as positional arguments. The gradient of an argument that
-    replicates along an axis is a pending sum there where a result is cut or pending along it, since each rank computed
-    a part of the results from it. Where all results replicate, it is that of each rank, which is the same.
+    replicates along an axis is a pending sum there where a result is sharded or pending along it, since each rank
+    computed a part of the results from it. Where all results replicate, it is that of each rank, which is the same.
 
     Args:
         fn: As in `meshdist.tensor.local_map`.
@@ -46,7 +46,7 @@ def local_map(
         redistribute_inputs: As there.
         device_mesh: As there.
         vjp: A function `vjp(g, result, *blocks)` that returns the gradients of the blocks, as a tuple of one for each
-            argument, None for what is no array; of one argument alone also the gradient itself. `g` is this rank's
+            argument, None for what is not an array; of one argument alone also the gradient itself. `g` is this rank's
             block of the gradient of the result, or a tuple of them as `result` is. None: `fn` is differentiated.
 
     Raises:

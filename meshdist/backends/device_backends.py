@@ -102,7 +102,7 @@ def _pairs(text: str) -> dict[str, str]:
     for part in text.lower().split(","):
         device, colon, backend = (word.strip() for word in part.partition(":"))
         if not colon or not device or not backend or ":" in backend:
-            raise ValueError(f"backend {text!r}: {part!r} is no pair of device type and name; {_FORM}")
+            raise ValueError(f"backend {text!r}: {part!r} is not a pair of device type and name; {_FORM}")
         if device not in DEVICE_TYPES:
             raise ValueError(
                 f"backend {text!r}: unknown device type {device!r}; choose from {', '.join(DEVICE_TYPES)}; {_FORM}"

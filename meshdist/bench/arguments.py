@@ -72,11 +72,23 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--op", type=_type(as_reduce_op), default=ReduceOp.SUM, help="the reduction (default: sum)")
     add("--root", type=_type(_natural), default=0, metavar="RANK", help="source or destination (default: 0)")
     add("--backend", type=_type(_backend), default="gloo", help="gloo, threads or mpi (default: gloo)")
-    add("-i", "--iterations", type=_type(_positive), metavar="N", help="timed calls of a size (default: by --seconds)")
-    add("--seconds", type=_type(_seconds), default=0.5, help="for each size, about (default: 0.5)")
-    add("-w", "--warmup", type=_type(_natural), metavar="N", help="calls before these (default: a tenth as many)")
-    add("--in-place", action="store_true", help="one array for input and output, where there are two")
-    add("--shared", action="store_true", help="arrays in shared memory, of meshdist.empty")
+    add(
+        "-i",
+        "--iterations",
+        type=_type(_positive),
+        metavar="N",
+        help="timed calls for each size (default: by --seconds)",
+    )
+    add("--seconds", type=_type(_seconds), default=0.5, help="approximate time for each size (default: 0.5)")
+    add(
+        "-w",
+        "--warmup",
+        type=_type(_natural),
+        metavar="N",
+        help="untimed calls before these (default: a tenth as many)",
+    )
+    add("--in-place", action="store_true", help="use one array for input and output")
+    add("--shared", action="store_true", help="use arrays in shared memory, from meshdist.empty")
     add("--tune", action="store_true", help="autotune calls of 32 KiB and more, and print the time of every algorithm")
     add("--no-check", action="store_true", help="do not check the results")
     add("--json", type=Path, metavar="PATH", help="write everything to this file")

@@ -25,7 +25,7 @@ def problem_with(path: Path) -> str | None:
 
 
 def draw(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Draw median and 90th percentile of the time by size, a panel for each operation, and all bus bandwidths."""
+    """Draw median and 99th percentile of the time by size, a panel for each operation, and all bus bandwidths."""
     from matplotlib.figure import Figure  # a slow import
 
     by_name: dict[str, list[Row]] = {}
@@ -37,26 +37,25 @@ def draw(path: Path, rows: Sequence[Row], title: str) -> None:
     down = math.ceil(num_panels / across)
     figure = Figure(figsize=(1.0 + 3.8 * across, 0.8 + 3.2 * down), layout="constrained")
     figure.suptitle(title, fontsize=11)
-    panels = figure.subplots(down, across, squeeze=False).reshape(-1)
-    bandwidth = panels[len(by_name)]
-    times = [micros for own in by_name.values() for row in own for micros in (row.median_us, row.p90_us)]
+    grid = figure.add_gridspec(down, across)
+    panels = [figure.add_subplot(grid[divmod(number, across)]) for number in range(len(by_name))]
+    bandwidth = figure.add_subplot(grid[down - 1, len(by_name) % across :])  # to the end of the last row
+    times = [micros for own in by_name.values() for row in own for micros in (row.median_us, row.p99_us)]
     for number, (axes, (name, own)) in enumerate(zip(panels, by_name.items(), strict=False)):
         sizes, how = [row.num_bytes for row in own], {"color": f"C{number % 10}", "markersize": 3}
         axes.loglog(sizes, [row.median_us for row in own], marker="o", label="median", **how)
-        axes.loglog(sizes, [row.p90_us for row in own], linestyle="--", linewidth=1, label="90th percentile", **how)
+        axes.loglog(sizes, [row.p99_us for row in own], linestyle="--", linewidth=1, label="99th percentile", **how)
         axes.set_ylim(min(times) / _MARGIN, max(times) * _MARGIN)  # equal scales: panels can be compared
         axes.set_title(name, fontsize=10)
-        axes.set_ylabel("time of a call (us)", fontsize=_LABEL_PT)
+        axes.set_ylabel("latency (us)", fontsize=_LABEL_PT)
         style = "-" if number < 10 else "--"
         bandwidth.loglog(sizes, [row.bus_gbps for row in own], marker="o", linestyle=style, label=name, **how)
     bandwidth.set_title("bus bandwidth", fontsize=10)
     bandwidth.set_ylabel("bus bandwidth (GB/s)", fontsize=_LABEL_PT)
     every = sorted({row.num_bytes for own in by_name.values() for row in own})
-    for axes in panels[:num_panels] if by_name else ():  # barriers alone have no sizes
+    for axes in [*panels, bandwidth] if by_name else ():  # barriers alone have no sizes
         _label_axes(axes, every)
         axes.legend(fontsize=7)
-    for axes in panels[num_panels:]:
-        axes.set_axis_off()
     figure.savefig(path, dpi=150)
 
 
@@ -66,13 +65,17 @@ _LABEL_PT, _TICK_PT = 9, 8
 
 # Labels of more sizes would touch each other.
 _MOST_TICKS = 14
+# The ticks of a decade, by how far apart the values are at most; those of a larger span have the powers of ten alone.
+_SUBS = ((10.0, (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)), (1000.0, (1.0, 2.0, 5.0)))
 
 
 def _label_axes(axes: Any, sizes: Sequence[int]) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
     _label_sizes(axes, sizes)
-    axes.yaxis.set_major_locator(LogLocator(numticks=7))
+    lowest, highest = axes.get_ylim()
+    subs = next((subs for most, subs in _SUBS if highest < most * lowest), (1.0,))
+    axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=12))
     axes.yaxis.set_major_formatter(lambda number, _: f"{number:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(visible=True, which="major", alpha=0.3)
@@ -85,7 +88,7 @@ def _label_sizes(axes: Any, sizes: Sequence[int]) -> None:
     axes.set_xticks(ticks, [show_size(size) for size in ticks], rotation=45)
     axes.minorticks_off()
     axes.tick_params(labelsize=_TICK_PT)
-    axes.set_xlabel("size of the message", fontsize=_LABEL_PT)
+    axes.set_xlabel("message size", fontsize=_LABEL_PT)
 
 
 def draw_choices(path: Path, choices: Sequence[Choice], title: str) -> None:
@@ -107,7 +110,7 @@ def draw_choices(path: Path, choices: Sequence[Choice], title: str) -> None:
             fastest.keys(), fastest.values(), "o", markersize=9, fillstyle="none", color="black", label="chosen"
         )
         axes.set_title(kind, fontsize=10)
-        axes.set_ylabel("time of a call (us)", fontsize=_LABEL_PT)
+        axes.set_ylabel("latency (us)", fontsize=_LABEL_PT)
         _label_sizes(axes, sorted({choice.most_bytes for choice in own}))
         axes.grid(visible=True, which="major", alpha=0.3)
         axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))

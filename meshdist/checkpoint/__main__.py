@@ -22,6 +22,7 @@ from meshdist.checkpoint.rank_agreement import CheckpointError, Peers
 from meshdist.checkpoint.verification import check_checkpoint, progressing, rows, summary
 from meshdist.checkpoint.writing import Target, make_plan, write
 from meshdist.profiler.tables import text_table
+from meshdist.system.command_lines import until_closed
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -34,12 +35,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     ):
         command = commands.add_parser(name, help=help_text)
         command.add_argument(
-            "path", type=Path, help="a checkpoint, a folder of them (the newest is taken), or files of safetensors"
+            "path", type=Path, help="a checkpoint, a folder of them (the newest is taken), or safetensors files"
         )
     command.add_argument("to", type=Path, help="the new folder")
     command.add_argument("--format", choices=FORMATS, default="safetensors", help="(default: %(default)s)")
     command.add_argument(
-        "--max-file-bytes", type=int, default=4 << 30, metavar="N", help="of a file of safetensors (default: 4 GiB)"
+        "--max-file-bytes",
+        type=int,
+        default=4 << 30,
+        metavar="N",
+        help="the largest size of a safetensors file (default: 4 GiB)",
     )
     return parser.parse_args(arguments)
 
@@ -112,4 +117,4 @@ def show(table: Sequence[Sequence[str]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_closed(main))

@@ -143,7 +143,7 @@ class Opened:
         try:
             return read_block(file, stored.offset or 0, stored.shape, index, dtype_of(stored.dtype), into, also)
         except EOFError as error:
-            raise CheckpointError(f"{path} is damaged: array {name!r} is cut short, {error}") from None
+            raise CheckpointError(f"{path} is damaged: array {name!r} is truncated, {error}") from None
         except OSError as error:
             raise OSError(error.errno, f"array {name!r}: {error.strerror}", str(path)) from None
         finally:

@@ -103,7 +103,7 @@ def read_header(path: Path) -> dict[str, StoredArray]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, MOST_HEADER_BYTES):
-            raise CheckpointError(f"{path} is not of safetensors, or is cut short: it has {size} bytes")
+            raise CheckpointError(f"{path} is not a safetensors file, or is truncated: it has {size} bytes")
         text = file.read(length)
     try:
         entries = json.loads(text.decode())
@@ -111,14 +111,16 @@ def read_header(path: Path) -> dict[str, StoredArray]:
         "".join(entries).encode()  # text that can be printed
         spans = {name: _span(*entry["data_offsets"]) for name, entry in entries.items()}
     except UNREADABLE:
-        raise CheckpointError(f"{path} is not of safetensors, or is damaged: its header is no JSON of arrays") from None
+        raise CheckpointError(
+            f"{path} is not a safetensors file, or is damaged: its header does not describe arrays"
+        ) from None
     arrays, expected = {}, 0
     for name in sorted(spans, key=lambda name: spans[name]):
         arrays[name] = _stored(path, name, entries[name], expected, size - 8 - length)
         arrays[name].offset = 8 + length + expected
         expected = spans[name][1]
     if expected != size - 8 - length:
-        raise CheckpointError(f"{path} is cut short or damaged: {expected} bytes of arrays, {size - 8 - length} found")
+        raise CheckpointError(f"{path} is truncated or damaged: {expected} bytes of arrays, {size - 8 - length} found")
     return {name: arrays[name] for name in entries}
 
 

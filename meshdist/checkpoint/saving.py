@@ -230,7 +230,7 @@ def save(
         OSError: The disk is full, the folder cannot be written, and so on.
         ValueError: Arrays of one name that differ in shape or dtype between ranks, or two arrays of one name; a dry
             run, which has no other ranks.
-        TypeError: Something in the tree that is no array and no small value, or an unsupported dtype.
+        TypeError: Something in the tree that is not an array and no small value, or an unsupported dtype.
 
     Example:
         >>> import tempfile, meshdist

@@ -38,15 +38,15 @@ def checked_shape(shape: Any, dtype: str) -> tuple[int, ...]:
     """Return the shape that a header gives for an array of this dtype.
 
     Raises:
-        ValueError: It is no shape, no array can have it, or arrays of the dtype are not stored.
+        ValueError: It is not a shape, no array can have it, or arrays of the dtype are not stored.
     """
     if not isinstance(shape, list) or not all(type(rows) is int and rows >= 0 for rows in shape):
-        raise ValueError(f"{str(shape)[:MOST_SHOWN]} is no shape")
+        raise ValueError(f"{str(shape)[:MOST_SHOWN]} is not a shape")
     if not isinstance(dtype, str):
-        raise ValueError(f"{dtype!r:.80} is no dtype")
+        raise ValueError(f"{dtype!r:.80} is not a dtype")
     found = dtype_of(dtype if is_known(dtype) else "uint8")  # where an array is read, it is told what is lacking
     if found.hasobject or found.itemsize == 0 or not found.isbuiltin or found.kind not in "biufcV":
-        raise ValueError(f"{dtype!r} is no dtype of a number")
+        raise ValueError(f"{dtype!r} is not a numeric dtype")
     np.ndarray(shape, found, bytes(found.itemsize), strides=(0,) * len(shape))  # takes no memory
     return tuple(shape)
 

@@ -176,9 +176,9 @@ def check_structure(structure: Any, arrays: Iterable[str]) -> None:
             parts.extend(content)
         elif kind == "value":
             if encoded(decoded(content), "tree") != content:
-                raise ValueError(f"{content!r:.80} is no value")
+                raise ValueError(f"{content!r:.80} is not a value")
         elif kind not in ("array", "scalar", "per_rank") or content not in (own if kind == "per_rank" else names):
-            raise ValueError(f"the tree has {content!r:.80} of kind {kind!r:.80}, which is no array")
+            raise ValueError(f"the tree has {content!r:.80} of kind {kind!r:.80}, which is not an array")
 
 
 def has_arrays(tree: Any) -> bool:

@@ -135,7 +135,7 @@ def _check_target(target: Target, seen: Mapping[Path, set[int]]) -> None:
     directory = target.folder.parent
     if os.path.lexists(target.folder):
         if target.folder.is_symlink() or not (target.folder / MANIFEST).is_file():
-            raise FileExistsError(f"{target.folder} is there, and is no checkpoint: move it away, or save another step")
+            raise FileExistsError(f"{target.folder} exists and is not a checkpoint: move it away, or save another step")
         if not target.overwrite:
             raise FileExistsError(f"{target.folder} exists already; save another step, or pass overwrite=True")
     steps = steps_of(directory)

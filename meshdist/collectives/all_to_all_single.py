@@ -21,7 +21,7 @@ def check(call: Call) -> None:
     give, take = one(call, "send"), one(call, "recv")
     check_one_dtype(call)
     if give.ndim == 0 or take.ndim == 0:
-        refuse(call, f"input and output must have a dim 0 to cut, got shapes {give.shape} and {take.shape}")
+        refuse(call, f"input and output must have a dim 0 to split, got shapes {give.shape} and {take.shape}")
     if give.shape[1:] != take.shape[1:]:
         refuse(call, f"input and output must agree in all but dim 0, got shapes {give.shape} and {take.shape}")
     if call.splits is None:

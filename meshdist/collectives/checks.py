@@ -133,16 +133,16 @@ def agree_on_list(call: Call, side: str, *, is_elementwise: bool = False) -> tup
     return (Elements(arrays, f"{counted(len(arrays), 'array')} ", is_elementwise=is_elementwise),)
 
 
-def check_same_shape(call: Call, array: Array, block: Array, names: tuple[str, str]) -> None:
+def check_same_shape(call: Call, array: Array, block: Array, names: tuple[str, str], hint: str = "") -> None:
     if array.shape != block.shape:
-        refuse(
-            call, f"{names[0]} must have the shape of {names[1]}, {describe_array(block)}, got {describe_array(array)}"
-        )
+        expected = f"{names[0]} must have the shape of {names[1]}, {describe_array(block)}"
+        refuse(call, f"{expected}, got {describe_array(array)}{hint}")
 
 
 def check_blocks_alike(call: Call, blocks: list[Array], list_name: str, block: Array, name: str) -> None:
+    hint = "; for blocks of different lengths, call all_to_all_single with split sizes"
     for place, array in enumerate(blocks):
-        check_same_shape(call, array, block, (f"{list_name}[{place}]", name))
+        check_same_shape(call, array, block, (f"{list_name}[{place}]", name), hint)
 
 
 def check_no_list(call: Call, side: str, root: str) -> None:

@@ -15,6 +15,7 @@ from meshdist.collectives.dataflow import RECV, SEND
 from meshdist.collectives.definition import GroupFunction
 from meshdist.runtime.context import GroupLike, resolve
 from meshdist.runtime.work import Work
+from meshdist.system.name_hints import named_as, never_began
 
 if TYPE_CHECKING:
     from meshdist.runtime.interfaces import Group
@@ -42,11 +43,17 @@ class NamingSender(Receiving[P, int]):
 
         @wraps(function)
         def flat(*args: Any, **kwargs: Any) -> int:
-            source: int = function(*args, **kwargs)
+            try:
+                source: int = function(*args, **kwargs)
+            except TypeError as error:
+                if never_began(error):
+                    wrong_arguments = error.with_traceback(None)
+                    raise wrong_arguments
+                raise
             group = args[place] if len(args) > place else kwargs.get("group")
             return source if group is None else resolve(group).global_rank(source)
 
-        return flat
+        return named_as(function, flat)
 
 
 for _kind in (GroupFunction, Receiving, NamingSender):

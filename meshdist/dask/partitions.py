@@ -27,7 +27,7 @@ _KINDS = "biufc"
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """A Dask collection that becomes a DTensor, and the dimension that is cut over the ranks.
+    """A Dask collection that becomes a DTensor, and the dimension that is sharded over the ranks.
 
     Attributes:
         array: The Dask array; that of a dataframe has a column for each of the dataframe's.
@@ -39,7 +39,7 @@ class Cut:
 
 
 def from_dask(collection: Any, dim: int | None = None) -> Cut:
-    """Say how a Dask array or dataframe is cut, as an argument of `meshdist.dask.run`.
+    """Say how a Dask array or dataframe is sharded, as an argument of `meshdist.dask.run`.
 
     `run` calls it itself for arguments that are Dask collections. In `fn` the argument is a DTensor over the 1-d mesh
     of the job, with placement `Shard(dim)`, whose blocks consist of whole chunks and may have different sizes. The
@@ -48,7 +48,7 @@ def from_dask(collection: Any, dim: int | None = None) -> Cut:
     Args:
         collection: An array of shape `(..., rows, ...)`, also of unknown chunks; a dataframe or a series of
             numbers: an array of shape `(rows, columns)` or `(rows,)`, of the dtype that holds all columns.
-        dim: The dimension that is cut; None: the one with the most chunks, in doubt the first. Chunks along other
+        dim: The dimension that is sharded; None: the one with the most chunks, in doubt the first. Chunks along other
             dimensions are merged, and chunks fewer than ranks are split, which moves data.
 
     Raises:
@@ -67,7 +67,7 @@ def from_dask(collection: Any, dim: int | None = None) -> Cut:
     if collection.dtype.kind not in _KINDS:
         raise TypeError(f"from_dask: a DTensor consists of numbers, and the array has dtype {collection.dtype}")
     if collection.ndim == 0:
-        raise ValueError("from_dask: an array of no dimensions cannot be cut; pass its value, compute() it first")
+        raise ValueError("from_dask: an array without dimensions cannot be sharded; pass its value, compute() it first")
     if dim is None:
         dim = max(range(collection.ndim), key=lambda each: (collection.numblocks[each], -each))
     if not -collection.ndim <= dim < collection.ndim:
@@ -98,7 +98,7 @@ class BlockOf:
     Attributes:
         at: The first chunk in the list of all chunks of the rank.
         num: How many.
-        dim: The dimension that is cut.
+        dim: The dimension that is sharded.
         empty_shape: The shape of a block without rows.
         dtype: The dtype.
     """

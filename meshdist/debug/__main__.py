@@ -13,6 +13,7 @@ from meshdist.debug.states import RankSnapshot
 from meshdist.debug.wait_drawing import check_drawable, draw_waits
 from meshdist.debug.wait_graph import who_waits
 from meshdist.errors import DistError
+from meshdist.system.command_lines import until_closed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,4 +84,4 @@ def stacks_of(states: Mapping[int, RankSnapshot]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_closed(main))

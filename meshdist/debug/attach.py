@@ -118,8 +118,10 @@ def found_in(store: Store, address: str, budget_s: float = _ANSWER_S) -> Found:
             peers.close()
 
 
-_LONG_S = 2.0
-_AT_THE_END_S = 1.0
+# A wait that counts as a hang when the job is interrupted.
+_LONG_S = 0.5
+# A rank whose first answer this is imports what it needs for it.
+_AT_THE_END_S = 2.0
 # How long a user who interrupts a job waits for the answer, and how soon a further signal ends that.
 _REPORT_S, _REPORT_SLICE_S = 5.0, 0.05
 
@@ -136,7 +138,7 @@ def hang_of_interrupted(store: Store, address: str, is_in_haste: Callable[[], ob
 
 
 def hang_at_the_end(store: Store, address: str) -> list[str]:
-    """Return who waits for whom in a job that is being interrupted; empty unless a rank has waited for some seconds.
+    """Return who waits for whom in a job that is being interrupted; empty unless a rank waits.
 
     `store` is that of the ranks, to which the caller is connected: on a busy host a new connection may take longer than
     the user wants to wait.
@@ -151,11 +153,15 @@ def hang_at_the_end(store: Store, address: str) -> list[str]:
 
 
 def long_waits(states: Mapping[int, RankSnapshot], gone: Mapping[int, str], world_size: int) -> list[str]:
-    """Return who waits for whom; empty unless a rank has waited for some seconds."""
+    """Return who waits for whom; why that is not shown if ranks have only begun to wait; empty if none waits."""
     waits = who_waits(states, gone)
-    waiting = [state for state in states.values() if waits.graph.out_degree(state.rank)]
-    is_long = any(waited_s(state) >= _LONG_S for state in waiting)
-    return hang_report(waits, world_size) if is_long else []
+    waited = {state.rank: waited_s(state) for state in states.values() if waits.graph.out_degree(state.rank)}
+    if not waited:
+        return []
+    longest = max(waited, key=lambda rank: waited[rank])
+    if waited[longest] >= _LONG_S:
+        return hang_report(waits, world_size)
+    return [f"no hang to show: the longest wait, that of rank {longest}, has lasted {waited[longest]:.1f} s"]
 
 
 def _no_secret(address: str) -> DistNetworkError:

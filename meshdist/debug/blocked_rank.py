@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 _MOST_NAMED = 8
 # In the words of a call that waits for another message than that which has come.
 _THERE = " (there "
+_SENDS, _RECEIPTS = ("send",), ("recv", "irecv", "probe")
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def _is_held(blocked: BlockedRank, by: set[int]) -> bool:
 
 
 def describe(path: list[BlockedRank]) -> str:
-    """Return the sentence that says why the ranks of an `endless_wait` wait."""
+    """Return why the ranks of an `endless_wait` wait: the cause, and a line for each rank where there are several."""
     if any(one.from_any for one in path):
         ranks = {one.rank for one in path}
         return _describe_waits(path, [_awaited(one, ranks) for one in path])
@@ -162,11 +163,35 @@ def _describe_waits(blocked: list[BlockedRank], awaited: list[str]) -> str:
     steps = [f"rank {one.rank} waits for {whom} in {one.call}" for one, whom in zip(blocked, awaited, strict=True)]
     if len(steps) > _MOST_NAMED:
         steps[_MOST_NAMED - 1 : -1] = [f"and so on, {len(blocked)} ranks in all"]
-    orders = {one.members for one in blocked}
-    are_reordered = len({tuple(sorted(members)) for members in orders}) < len(orders)
-    advice = "; groups whose ranks are in a different order are different groups" if are_reordered else ""
-    if all(one.call.startswith("send(") for one in blocked):
-        advice = "; post an irecv before the send, or call sendrecv, which does both at once"
-    if all(one.call.startswith(("recv(", "irecv(")) and _THERE not in one.call for one in blocked):
-        advice = "; let one of them send before it receives, or call sendrecv, which does both at once"
-    return f"deadlock: the ranks wait for each other, and none can go on: {'; '.join(steps)}{advice}"
+    advice = _advice(blocked)
+    lines = [*steps, advice] if advice else steps
+    return "\n  ".join(["deadlock: the ranks wait for each other, and none can go on", *lines])
+
+
+def _advice(blocked: list[BlockedRank]) -> str:
+    """Return how to change the calls, as far as these tell it; else an empty string."""
+    names = [one.call.partition("(")[0] for one in blocked]
+    if not {*names} & {*_SENDS, *_RECEIPTS}:
+        orders = {one.members for one in blocked}
+        if len({tuple(sorted(members)) for members in orders}) < len(orders):
+            return "groups whose ranks are in a different order are different groups"
+        return "make the calls on these groups in the same order on all ranks"
+    if {*names} <= {*_SENDS}:
+        return "post an irecv before the send, or call sendrecv, which does both at once"
+    if any(_THERE in one.call for one in blocked):
+        return ""
+    if {*names} == {"probe"}:
+        return "let one of them send before it probes"
+    if {*names} <= {*_RECEIPTS}:
+        return "let one of them send before it receives, or call sendrecv, which does both at once"
+    if len(blocked) != 2:
+        return ""
+    message, other = sorted(blocked, key=lambda one: one.call.partition("(")[0] not in (*_SENDS, *_RECEIPTS))
+    first, second = (one.call.partition("(")[0] for one in (message, other))
+    if second in (*_SENDS, *_RECEIPTS):
+        return ""
+    counterpart = "receive" if first in _SENDS else "send"
+    return (
+        f"let rank {other.rank} {counterpart} before its {second}, or rank {message.rank} call {second} before its"
+        f" {first}"
+    )

@@ -98,7 +98,7 @@ class BlockedWait:
     def raise_found(self) -> None:
         """Raise the error of a circle, if there is one."""
         if self._found:
-            raise DistBackendError(self._found)
+            raise _deadlock(self._found)
 
     def _confirm(self, seen: dict[int, _Seen], waitable: Waitable) -> None:
         traffic = self._around.traffic()  # reads what has arrived; what it ends, `awaits` says afterwards
@@ -120,7 +120,7 @@ class BlockedWait:
             self._asked = self._fails = True
             self._wake.set()
             self._answered.wait(budget_s)
-        return DistBackendError(self._found) if self._found else None
+        return _deadlock(self._found) if self._found else None
 
     def withdraw(self, budget_s: float) -> None:
         """Mark the wait as ended, since the rank goes on without what it waits for; a circle may have been first."""
@@ -238,6 +238,12 @@ class BlockedWait:
         """Say what becomes of a wait, unless that has been said; return what was said first."""
         self._requests += 1
         return self._store.compare_set(f"debug/wait/{blocked.rank}/{blocked.number}", "", word)
+
+
+def _deadlock(text: str) -> DistBackendError:
+    """Return the error of a circle from its description, of which each rank has a line."""
+    cause, _, lines = text.partition("\n")
+    return DistBackendError(cause, hang_report=lines)
 
 
 def publish(store: Store, blocked: BlockedRank, traffic: Traffic) -> None:

@@ -40,8 +40,8 @@ def flight_recorder(directory: str | os.PathLike[str] | None = None) -> dict[str
     """Return the last 2,000 calls of this rank, and what it does now; recording is always on.
 
     `python -m meshdist.debug report DIR` reads the files of all ranks and reports what went wrong. Files are also
-    written to the directory named by MESHDIST_FLIGHT_RECORDER_DIR when a call fails, and when the process gets
-    SIGUSR1, unless the script handles that signal.
+    written to the directory named by MESHDIST_FLIGHT_RECORDER_DIR when a call fails, when the process is asked to end
+    by SIGTERM, as meshrun does with the other ranks, and when it gets SIGUSR1, unless the script handles that signal.
 
     Args:
         directory: Where to write the state as well, as `rank_<rank>.json`; made if missing. None writes nothing.
@@ -106,6 +106,26 @@ def dump_fault(world: World, reason: str) -> None:
         world.log.warning("cannot write the flight recorder's file to %s: %s", directory, error)
     else:
         world.log.info("the flight recorder's last calls are in %s", path)
+
+
+def dump_terminated(world: World) -> None:
+    """Write the state of a rank that is asked to end, unless its file is of the call that failed just before."""
+    records = world.recorder.records()
+    has_failed = bool(records) and len(records[-1]) > ERROR
+    if not (has_failed and _has_written(world, Path(os.environ.get(DIRECTORY_VARIABLE, "")))):
+        dump_fault(world, "SIGTERM")
+
+
+def _has_written(world: World, directory: Path) -> bool:
+    """Return whether the file of the rank in `directory` is of this process, and not of an earlier job."""
+    try:
+        written = json.loads((directory / f"rank_{world.rank}.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(written, dict) and (written.get("pid"), written.get("host")) == (
+        world.card.pid,
+        world.card.host_name,
+    )
 
 
 def rank_state(world: World, reason: str, most: int | None = None) -> dict[str, Any]:

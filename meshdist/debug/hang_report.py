@@ -26,13 +26,13 @@ def hang_report(waits: Waits, world_size: int, *, now_s: float | None = None, ar
 
     Ages are those at `now_s`, in seconds since 1970, or at the time of each rank's state where it is None. The clocks
     of hosts differ and may jump: a state is taken to be at most 10 s old. With `are_files`, the states are those of
-    files, and nothing is known of a rank without one.
+    files: nothing is known of a rank without one, and the job has ended, or will have when the report is read.
     """
     lines = causes(waits, are_files=are_files)
     parts: dict[_Doing, list[RankSnapshot]] = {}
     for _, state in sorted(waits.states.items()):
         if state.rank not in waits.gone or state.outlasts:
-            parts.setdefault(_doing(waits, state), []).append(state)
+            parts.setdefault(_doing(waits, state, are_files=are_files), []).append(state)
     alike = sorted(parts.items(), key=lambda part: part[1][0].rank)
     for doing, states in alike[:_MOST_LINES]:
         ranks = ranks_text(sorted(state.rank for state in states))
@@ -126,7 +126,7 @@ def _differing(waits: Waits, mine: int, theirs: int) -> str:
 
 def in_words(state: RankSnapshot) -> list[str]:
     """Describe one rank, as lines: its call or place, and its stack."""
-    doing = _doing(who_waits({state.rank: state}), state)._replace(ended="")
+    doing = _doing(who_waits({state.rank: state}), state)._replace(ended="", is_over=False)
     return [_sentence("it", doing, _age([state]), is_one=True), *state.stack]
 
 
@@ -156,31 +156,29 @@ class _Doing(NamedTuple):
     place: str = ""
     others: str = ""  # the calls that are in progress elsewhere, or the ranks that `call` waits for
     ended: str = ""  # how the rank's last wait has ended: "timed out" or "failed"; empty while it goes on
-
-    @property
-    def is_over(self) -> bool:
-        return bool(self.ended)
+    is_over: bool = False  # the rank has ended, or may have
 
 
-def _doing(waits: Waits, state: RankSnapshot) -> _Doing:
+def _doing(waits: Waits, state: RankSnapshot, *, are_files: bool = False) -> _Doing:
+    is_over = are_files or state.is_last
     call = _waiting(state)
     if call is not None:
         awaited = sorted(waits.graph.successors(state.rank)) if state.rank in waits.graph else []
         whom = f", waiting for {ranks_text(sorted(awaited))}" if awaited else ""
         how = "" if call.state != "failed" else " (timed out)" if call.has_timed_out else " (failed)"
-        return _Doing(f"{call.words}{'' if state.is_last else how}", others=whom, ended=_how_it_ended(state, call))
+        ended = _how_it_ended(state, call) if is_over and (state.is_last or how) else ""
+        return _Doing(f"{call.words}{'' if is_over else how}", "", whom, ended, is_over)
     place = f"at {_short(state.place)}" if state.place else "at an unknown line"
     last = next((call for call in reversed(state.calls) if call.state in ("completed", "failed")), None)
     ending = ", which timed out" if last is not None and last.has_timed_out else ", which failed"
     words = "" if last is None else f"{last.words}{ending if last.state == 'failed' else ''}"
     num_open = len(state.open_calls)
-    is_open = f"; {counted(num_open, 'async call')} {'is' if num_open == 1 else 'are'} in progress" if num_open else ""
-    return _Doing(words, place, is_open, _how_it_ended(state, last))
+    are = ("was" if num_open == 1 else "were") if are_files else "is" if num_open == 1 else "are"
+    is_open = f"; {counted(num_open, 'async call')} {are} in progress" if num_open else ""
+    return _Doing(words, place, is_open, _how_it_ended(state, last) if state.is_last else "", is_over)
 
 
 def _how_it_ended(state: RankSnapshot, call: CallSeen | None) -> str:
-    if not state.is_last:
-        return ""
     return "timed out" if state.has_timed_out or (call is not None and call.has_timed_out) else "failed"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from meshdist.debug.hang_report import hang_report
 from meshdist.debug.states import CallSeen, RankSnapshot, read_states
 from meshdist.debug.wait_graph import Waits, first_difference, who_waits
-from meshdist.runtime.rank_text import ranks_text
+from meshdist.runtime.rank_text import ranks_text, without_own_rank
 
 _MOST_SHOWN = 5
 _LATE_S = 0.001
@@ -56,7 +56,7 @@ def report_on(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None
         ["What went wrong", *_faults(states)],
         ["First call in which the ranks disagree", *_first_disagreement(states, waits)],
         ["Who is waiting for whom", *hang_report(waits, size, are_files=gone is None)],
-        ["Stragglers", *_latecomers(states, waits)],
+        ["Stragglers", *_latecomers(states, waits, are_files=gone is None)],
     ]
     if silent:
         parts.insert(1, ["Missing files" if gone is None else "Ranks without a record", *_what_is_missing(silent)])
@@ -70,8 +70,8 @@ def _what_is_missing(ranks: Sequence[int]) -> list[str]:
         f"the file{'' if is_one else 's'} of {ranks_text(ranks)} ({names}{', ...' * (len(ranks) > _MOST_SHOWN)})"
         f" {'is' if is_one else 'are'} missing, so what {they} did is unknown. One of these is the cause:",
         f"- no call of {'this rank' if is_one else 'these ranks'} failed, and {they} {have} finished, or {have} been"
-        " ended because another rank failed, as meshrun does;",
-        "- a signal, such as that of the kernel when memory runs out, or os._exit has ended"
+        " ended with a SIGTERM handler of the script, or in native code;",
+        "- a signal that no process can handle, such as that of the kernel when memory runs out, or os._exit has ended"
         f" {'it' if is_one else 'them'};",
         f"- {they} {'runs' if is_one else 'run'} on another host, and {their} file{' was' if is_one else 's were'} not"
         " copied here.",
@@ -89,18 +89,26 @@ def _faults(states: Mapping[int, RankSnapshot]) -> list[str]:
     for state in states.values():
         for call in state.calls:
             if call.error is not None:
-                found.setdefault(call.error.partition("\n")[0], []).append((call.completed_s or 0.0, state, call))
+                what = without_own_rank(call.error).partition("\n")[0]  # further lines are those on who waits for whom
+                found.setdefault(what, []).append((call.completed_s or 0.0, state, call))
     if not found:
         return ["no call failed"]
-    ordered = sorted((min(failures, key=lambda one: one[0]), text) for text, failures in found.items())
-    start_s = ordered[0][0][0]
-    lines = [
-        f"{failed_s - start_s:+.3f} s, {state.who} at {call.site}: {text}"
-        for (failed_s, state, call), text in ordered[:_MOST_SHOWN]
-    ]
+    ordered = sorted((sorted(failures, key=_time) for failures in found.values()), key=lambda same: _time(same[0]))
+    start_s = _time(ordered[0][0])
+    lines = []
+    for (failed_s, state, call), *others in ordered[:_MOST_SHOWN]:
+        text = (call.error or "").partition("\n")[0].removesuffix(":")
+        lines.append(f"{failed_s - start_s:+.3f} s, {state.who} at {call.site}: {text}")
+        alike = sorted({other.rank for _, other, _ in others} - {state.rank})
+        if alike:
+            lines.append(f"  {ranks_text(alike)}: the same")
     if len(ordered) > _MOST_SHOWN:
         lines.append(f"and {len(ordered) - _MOST_SHOWN} more")
     return lines
+
+
+def _time(failure: tuple[float, RankSnapshot, CallSeen]) -> float:
+    return failure[0]
 
 
 def _first_disagreement(states: Mapping[int, RankSnapshot], waits: Waits) -> list[str]:
@@ -139,7 +147,7 @@ def _order_of_groups(waits: Waits) -> list[str]:
     return []
 
 
-def _latecomers(states: Mapping[int, RankSnapshot], waits: Waits) -> list[str]:
+def _latecomers(states: Mapping[int, RankSnapshot], waits: Waits, *, are_files: bool) -> list[str]:
     missing = []
     for rank in waits.absent[:_MOST_SHOWN]:
         # Since the first rank has waited for it.
@@ -148,8 +156,13 @@ def _latecomers(states: Mapping[int, RankSnapshot], waits: Waits) -> list[str]:
             first, call = max(edges, key=lambda edge: states[edge[0]].time_s - edge[1].created_s)
             late_s = states[first].time_s - call.created_s
             waiting = ranks_text(sorted(other for other, _ in edges))
+            is_known = rank in states or rank in waits.gone
+            if are_files:
+                is_late = "was late" if is_known else "may have been late"
+                missing.append(f"rank {rank} {is_late}: {waiting} waited for it, for {late_s:.1f} s")
+                continue
             verb = "waits" if len(edges) == 1 else "wait"
-            is_late = "is late" if rank in states or rank in waits.gone else "may be late"
+            is_late = "is late" if is_known else "may be late"
             missing.append(f"rank {rank} {is_late}: {waiting} {verb} for it, for {late_s:.1f} s by now")
     return missing + _last_of_calls(states, are_any_late=bool(missing))
 

@@ -1,10 +1,14 @@
-"""Signals that ask a rank for its state: SIGURG from other ranks, SIGUSR1 from users.
+"""Signals that ask a rank for its state: SIGURG from other ranks, SIGUSR1 from users, SIGTERM from the launcher.
 
 SIGURG is ignored by default, and is taken only where the script has no handler for it. A Go library in the process
 sends itself SIGURG to preempt goroutines: it treats a lost signal as a missed hint, and passes its signals on to a
 handler that it replaces. Such a signal only makes the rank publish its state once more, one answer at a time.
 SIGUSR1 is likewise taken only where the script has no handler. Both interrupt the main thread in Python code, and a new
 thread answers, since the interrupted code may hold locks.
+
+SIGTERM ends the ranks of a job once one has failed. Where MESHDIST_FLIGHT_RECORDER_DIR is set, a rank writes its file
+first: the rank for which the others have waited makes no call that fails, and is the one to look at. Then the signal
+does what it did before: it ends the process, or the script's handler has its turn.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from meshdist.debug.dump import RECORDS_SENT, rank_state, write_state
+from meshdist.debug.dump import RECORDS_SENT, dump_terminated, rank_state, write_state
 from meshdist.debug.native_stack import StackFile
 from meshdist.errors import DistError
 from meshdist.runtime.flight_recorder import DIRECTORY_VARIABLE
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
 
 _log = RankLog()
 _LAST_S = 1.0
+# How long a rank that is asked to end takes at most to write its file.
+_WRITING_S = 2.0
 
 
 class SignalWatch:
@@ -56,6 +62,9 @@ class SignalWatch:
         if signal.SIGURG in self._handlers:
             with suppress(OSError, AttributeError):  # without it, ranks blocked in native code cannot be located
                 self._stack_file = StackFile(signal.SIGURG)
+        before = signal.getsignal(signal.SIGTERM)
+        if os.environ.get(DIRECTORY_VARIABLE) and (before is signal.SIG_DFL or callable(before)):
+            self._handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._write_and_end), self._write_and_end
 
     def close(self) -> None:
         if self._stack_file is not None and self._pid == os.getpid():
@@ -63,7 +72,7 @@ class SignalWatch:
             self._stack_file = None
         if threading.current_thread() is threading.main_thread():
             for number, (before, ours) in self._handlers.items():
-                if signal.getsignal(number) is ours:  # the script may have set one of its own since
+                if signal.getsignal(number) == ours:  # the script may have set one of its own since
                     signal.signal(number, before)
         self._handlers.clear()
         for thread in self._threads.values():
@@ -86,6 +95,21 @@ class SignalWatch:
                 self._threads[number] = thread
 
         return handle
+
+    def _write_and_end(self, number: int, frame: FrameType | None) -> None:
+        """Write the file of this rank, then do what the signal did before."""
+        before = self._handlers.get(number, (signal.SIG_DFL, None))[0]
+        world = self._slot.world
+        if world is not None and os.getpid() == self._pid:
+            thread = threading.Thread(target=dump_terminated, args=(world,), name="meshdist-last-state", daemon=True)
+            with suppress(DistError):  # no more threads: it ends without its file
+                start_thread(thread)
+                thread.join(_WRITING_S)
+        if callable(before):
+            before(number, frame)
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
 
 def publish(world: World) -> None:

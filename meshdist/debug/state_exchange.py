@@ -105,7 +105,7 @@ class StoreStateExchange(StateExchange):
         departure = self._peers.departure_of(rank)
         if departure is None and self._peers.card(rank).host == self._peers.mine.host and self._peers.ended(rank):
             departure = self._peers.how_ended(rank)
-        return None if departure is None else describe(departure, "failed")
+        return None if departure is None else describe(departure)
 
 
 def _waits(text: bytes | None) -> bool:
@@ -138,7 +138,7 @@ class ThreadStateExchange(StateExchange):
         for rank, world in self._worlds().items():
             departure = world.departure_of(rank)
             if departure is not None:
-                gone[rank] = describe(departure, "failed")
+                gone[rank] = describe(departure)
                 last = watchdog_of(world).last
                 if last is not None:
                     states[rank] = parse_state(last, f"rank {rank}")

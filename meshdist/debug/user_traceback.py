@@ -1,7 +1,8 @@
 """The traceback of an exception as its user needs it: without the frames of this package below the call that failed.
 
-This holds for what the package raises on purpose: a DistError, or a ValueError or TypeError about arguments. It keeps
-any other exception as it is, which may be a mistake of the package, and so does debug level DETAIL.
+This holds for what the package raises on purpose: a DistError, or one of Python's errors about arguments, names and
+missing libraries. It keeps any other exception as it is, which may be a mistake of the package, and so does debug level
+DETAIL.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from meshdist.errors import DistError
 from meshdist.runtime.call_site import is_ours
 
 _RAISE = opmap["RAISE_VARARGS"]
+_ABOUT_ARGUMENTS = (ValueError, TypeError, AttributeError, ImportError)
 
 
 def traceback_text(error: BaseException, frames: TracebackType | None) -> str:
@@ -35,6 +37,24 @@ def without_leading(frames: TracebackType | None) -> TracebackType | None:
     while frames is not None and is_ours(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
     return frames
+
+
+def user_frames(error: BaseException) -> TracebackType | None:
+    """Return the traceback of an exception without the frames of this package around the user's code, and below it."""
+    frames = without_leading(error.__traceback__)
+    if frames is None or _shows_all():
+        return error.__traceback__
+    kept = []
+    link: TracebackType | None = frames
+    is_deliberate = _is_deliberate(error, frames)
+    while link is not None:
+        if not (is_deliberate and is_ours(link.tb_frame.f_code.co_filename)):
+            kept.append(link)
+        link = link.tb_next
+    copied: TracebackType | None = None
+    for each in reversed(kept):
+        copied = TracebackType(copied, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return copied
 
 
 def _chain(
@@ -62,7 +82,7 @@ def _is_deliberate(error: BaseException, frames: TracebackType | None) -> bool:
     if isinstance(error, DistError):
         return True
     # An error of NumPy or of the interpreter, such as that of None + 1, comes from another instruction.
-    return isinstance(error, (ValueError, TypeError)) and code.co_code[frames.tb_lasti] == _RAISE
+    return isinstance(error, _ABOUT_ARGUMENTS) and code.co_code[frames.tb_lasti] == _RAISE
 
 
 def _shows_all() -> bool:

@@ -10,6 +10,13 @@ from meshdist.runtime.rank_text import ranks_text
 
 _MOST_CALLS = 12
 _COLOURS = {"gone": "#888888", "absent": "#dd5544", "cycle": "#ee9944", "waits": "#5588bb", "computes": "#77aa77"}
+_NAMES = {
+    "gone": "gone",
+    "absent": "not in the call",
+    "cycle": "deadlock",
+    "waits": "waiting",
+    "computes": "computing",
+}
 _MOST_NAMED = 4
 # Between two boxes, and of the text in one.
 _GAP_IN, _CHARACTER_IN = 0.9, 0.085
@@ -65,7 +72,7 @@ def draw_waits(waits: Waits, ax: Any = None) -> Any:
                 "linewidth": 1.5,
             },
         )
-    legend: list[Any] = [Patch(color=_COLOURS[kind], label=kind) for kind in _COLOURS if kind in kinds]
+    legend: list[Any] = [Patch(color=_COLOURS[kind], label=_NAMES[kind]) for kind in _COLOURS if kind in kinds]
     legend += [Line2D([], [], color=f"C{n % 10}", label=words) for n, words in enumerate(calls[:_MOST_CALLS])]
     if legend:
         ax.legend(handles=legend, loc="upper center", bbox_to_anchor=(0.5, 0.0), fontsize="small", frameon=False)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from meshdist.doctor import libraries, machine, network
 from meshdist.doctor.finding import ERROR, WARNING, Finding, run_checks
 from meshdist.errors import DistError
+from meshdist.system.command_lines import until_closed
 
 MEET_S = 60.0
 
@@ -61,4 +62,4 @@ def _page(found: Sequence[Finding]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_closed(main))

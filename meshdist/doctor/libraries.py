@@ -29,7 +29,7 @@ def gpus() -> Iterator[Finding]:
     names = _output([command, "--query-gpu=name", "--format=csv,noheader"]) if command is not None else (1, "")
     found = names[1].splitlines() if names[0] == 0 else []
     if not found:
-        yield Finding("GPUs", NOTE, "none that nvidia-smi shows")
+        yield Finding("GPUs", NOTE, "none found by nvidia-smi")
     else:
         yield Finding("GPUs", OK, f"{len(found)}: {', '.join(sorted(set(found)))}")
     yield _library("CuPy", "cupy", _CUPY, "pip install cupy-cuda12x, for arrays on GPUs")
@@ -43,7 +43,7 @@ def _library(name: str, module: str, code: str, remedy: str) -> Finding:
     status, text = _output([sys.executable, "-c", code])
     last = text.splitlines()[-1] if text else f"it ended with status {status}"
     if status != 0:
-        return Finding(name, WARNING, f"{module} is installed and does not work: {last}", remedy)
+        return Finding(name, WARNING, f"{module} is installed but does not work: {last}", remedy)
     return Finding(name, OK, last)
 
 

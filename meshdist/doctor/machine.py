@@ -47,18 +47,18 @@ def processors() -> Iterator[Finding]:
         yield Finding(
             "processors",
             WARNING,
-            f"{count} for {ranks} ranks: waiting and computing ranks take turns",
+            f"{count} available for {ranks} ranks, which have to share them",
             f"start at most {count} ranks per host (--nproc-per-node)",
         )
     elif threads * ranks > count:
         yield Finding(
             "processors",
             WARNING,
-            f"{count} for {ranks} ranks of {threads} threads each (OMP_NUM_THREADS)",
+            f"{count} available for {ranks} ranks with {threads} threads each (OMP_NUM_THREADS)",
             f"set OMP_NUM_THREADS={max(1, count // ranks)}",
         )
     else:
-        yield Finding("processors", OK, f"{count} that this process may use")
+        yield Finding("processors", OK, f"{count} available to this process")
 
 
 def shared_memory() -> Iterator[Finding]:

@@ -14,6 +14,7 @@ import numpy as np
 from meshdist import core
 from meshdist.arrays.device_types import device_type_of
 from meshdist.arrays.host import Array, as_array, check_dtype, check_writable, pack
+from meshdist.arrays.interchange import hint_of_input, hint_of_output
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.groups.tags_and_probes import MessageGroup, Probes
 from meshdist.groups.unposted_messages import (
@@ -408,7 +409,7 @@ class PointToPoint(Probes):
             raise group.fail(error, error_prefix, record) from None
 
     def _output(self, error_prefix: str, tensor: Any, tag: int) -> tuple[Array, Array]:
-        array = self._array(error_prefix, tensor, tag)
+        array = self._array(error_prefix, tensor, tag, hint_of_output)
         self._group.named(error_prefix, check_writable, array, "tensor")
         return array, pack(array, keep=False)
 
@@ -441,9 +442,11 @@ class PointToPoint(Probes):
             raise ValueError(f"{error_prefix}: send and recv share memory, and recv is written; pass send.copy()")
         return True
 
-    def _array(self, error_prefix: str, tensor: Any, tag: int) -> Array:
+    def _array(
+        self, error_prefix: str, tensor: Any, tag: int, hint: Callable[[Any, str], str] = hint_of_input
+    ) -> Array:
         self._check_tag(error_prefix, tag)
-        array = self._group.named(error_prefix, as_array, tensor, "tensor")
+        array = self._group.named(error_prefix, as_array, tensor, "tensor", hint)
         self._group.named(error_prefix, check_dtype, array, "tensor")
         return array
 

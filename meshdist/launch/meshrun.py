@@ -27,6 +27,7 @@ from meshdist.launch.options import (
 from meshdist.launch.outputs import STDERR, STDOUT, Routing, Streams, parse_streams
 from meshdist.launch.supervisor import DEFAULT_GRACE_S, DEFAULT_INTERVAL_S
 from meshdist.launch.worker_env import LOOPBACK
+from meshdist.system.command_lines import until_closed
 from meshdist.system.platform import why_no_processes
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def main(arguments: list[str] | None = None, *, passes_local_rank: bool = False)
     if arguments[:1] == [STATUS] and not os.path.isfile(STATUS):
         from meshdist.launch.status_command import main as show_status
 
-        return show_status(arguments[1:])
+        return until_closed(lambda: show_status(arguments[1:]))
     options, command = split_command(arguments)
     for option in options:
         name = option.partition("=")[0]
@@ -220,8 +221,8 @@ def _parser() -> ArgumentParser:
         const=True,
         default=False,
         metavar="True",
-        help="python -m meshdist.launch passes --local-rank=N to the script; not with this option, which leaves "
-        "LOCAL_RANK alone. meshrun and --launcher mpi never pass it",
+        help="do not pass --local-rank=N to the script, which then reads LOCAL_RANK from the environment. Only "
+        "python -m meshdist.launch passes it; meshrun and --launcher mpi never do",
     )
     _add_hosts(parser)
     _add_watching(parser)
@@ -232,27 +233,28 @@ def _parser() -> ArgumentParser:
 def _add_hosts(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("hosts and how they meet")
     add = group.add_argument
-    add("--standalone", action="store_true", help="run on this host alone, as it does without --nnodes")
+    add("--standalone", action="store_true", help="run on this host only, which is the default without --nnodes")
     add(
         "--nnodes",
         type=as_argument(number_of_nodes),
         default=Count(1, 1),
         metavar="N",
-        help="the number of hosts, default 1; or the fewest and the most, as in 2:4: a restart goes on "
-        "without lost hosts, and with hosts that join",
+        help="the number of hosts, default 1; or a minimum and a maximum, as in 2:4: after a restart the job continues "
+        "without lost hosts, and with hosts that have joined",
     )
     add(
         "--node-rank",
         type=as_argument(whole_number),
         metavar="N",
-        help="the number of this host, from 0; assigned where it is not given",
+        help="the number of this host, from 0; assigned automatically if omitted",
     )
     add(
         "--rdzv-endpoint",
         type=as_argument(host_and_port),
         metavar="HOST:PORT",
-        help="where the launchers meet: the name of one of the hosts, which keeps a store there, and a free port; "
-        f"default port {DEFAULT_MEETING_PORT}. Found under srun (port of the job), mpirun and Kubernetes",
+        help="where the launchers meet: the name of one of the hosts, which runs their store, and a free port; "
+        f"default port {DEFAULT_MEETING_PORT}. Not needed under srun (the job's number gives the port), mpirun and "
+        "Kubernetes",
     )
     add("--rdzv-id", metavar="NAME", help="names the job; launchers with another name are refused")
     add(
@@ -273,21 +275,22 @@ def _add_hosts(parser: ArgumentParser) -> None:
         type=as_argument(seconds),
         default=DEFAULT_LAST_CALL_S,
         metavar="SECONDS",
-        help="with --nnodes 2:4, how long to wait for more hosts once the fewest are there, and before a restart "
-        f"for new ones; default {DEFAULT_LAST_CALL_S:g}",
+        help="with --nnodes 2:4, how long to wait for more hosts once the minimum has joined, and before a restart "
+        f"for new hosts; default {DEFAULT_LAST_CALL_S:g}",
     )
     add(
         "--master-addr",
         metavar="HOST",
-        help=f"one host: where the store of the ranks listens, default {LOOPBACK}; several: as --rdzv-endpoint",
+        help=f"on one host, the address on which the ranks' store listens, default {LOOPBACK}; on several, as "
+        "--rdzv-endpoint",
     )
     add(
         "--master-port",
         type=as_argument(port_number),
         default=0,
         metavar="PORT",
-        help="the port of the ranks' store, default 0: any free one; with --nnodes and --master-addr, where the "
-        "launchers meet",
+        help="the port of the ranks' store, default 0: any free port; with --nnodes and --master-addr, the port where "
+        "the launchers meet",
     )
 
 
@@ -325,20 +328,20 @@ def _add_output(parser: ArgumentParser) -> None:
     add(
         "--log-dir",
         metavar="DIR",
-        help="write the ranks' output to rankN.stdout.log and rankN.stderr.log there; those of a restart are called "
-        "rankN.restart1.stdout.log",
+        help="write the ranks' output to rankN.stdout.log and rankN.stderr.log in DIR; after a restart the names are "
+        "rankN.restart1.stdout.log and so on",
     )
     add(
         "--error-dir",
         metavar="DIR",
-        help="write rankN.error.json there for each rank that failed or was terminated: how it ended, the traceback, "
-        "and what failed first; default: the directory of --log-dir, none without it",
+        help="write rankN.error.json in DIR for each rank that failed or was terminated: how it ended, the traceback, "
+        "and what failed first; default: the directory of --log-dir, if given",
     )
     add(
         "--redirects",
         type=as_argument(parse_streams),
         metavar="WHAT",
-        help="what goes to these files alone: 0 (nothing), 1 (stdout), 2 (stderr), 3 (both, the default with "
+        help="which streams go only to these files: 0 (none), 1 (stdout), 2 (stderr), 3 (both, the default with "
         "--log-dir), or for some ranks of this host: 0:3,1:2",
     )
     add(
@@ -346,13 +349,14 @@ def _add_output(parser: ArgumentParser) -> None:
         type=as_argument(parse_streams),
         default=Streams(),
         metavar="WHAT",
-        help="what is shown with [rankN] before each line, and goes to these files too; as --redirects",
+        help="which streams go to these files and are also shown, with [rankN] before each line; values as for "
+        "--redirects",
     )
     add(
         "--dashboard",
         action="store_true",
-        help="show the ranks, their states, their last calls and their last lines of output, live; needs rich. Without "
-        "a terminal: as --tee 3",
+        help="show a live table of the ranks, their states, last calls and last lines of output; needs rich. Without a "
+        "terminal, the same as --tee 3",
     )
 
 
@@ -394,4 +398,4 @@ def _complain(message: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(until_closed(main))

@@ -72,6 +72,7 @@ def spawn(
     """
     import multiprocessing
 
+    __tracebackhide__ = True
     if not callable(fn):
         raise TypeError(f"spawn: fn must be callable, got {type(fn).__name__}")
     if not isinstance(nprocs, int) or isinstance(nprocs, bool):

@@ -125,6 +125,7 @@ class SpawnContext:
         """
         from meshdist.launch.supervisor import DEFAULT_GRACE_S
 
+        __tracebackhide__ = True
         grace_s = DEFAULT_GRACE_S if grace_period is None else grace_period
         if not self._finished:
             with self.passing_on_ctrl_c(grace_s):

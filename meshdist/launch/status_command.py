@@ -42,13 +42,13 @@ def main(arguments: Sequence[str]) -> int:
         help="where its launchers meet (--rdzv-endpoint), its name (--rdzv-id, or as shown here), or the address of "
         "the ranks' store; default: all jobs of this user on this host",
     )
-    parser.add_argument("--watch", action="store_true", help="show it again and again, until Ctrl-C or the job's end")
+    parser.add_argument("--watch", action="store_true", help="refresh the table until Ctrl-C or the end of the job")
     parser.add_argument(
         "--interval",
         type=as_argument(seconds),
         default=2.0,
         metavar="SECONDS",
-        help="pause of --watch (default: %(default)g)",
+        help="seconds between refreshes (default: %(default)g)",
     )
     given = parser.parse_args(arguments)
     try:

@@ -59,6 +59,7 @@ def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, time
         >>> dist.run(main, 4)
         [1, 1, 5, 5]
     """
+    __tracebackhide__ = True  # in notebooks: what counts is where it was called, and what the rank did
     if not callable(fn):
         raise TypeError(f"run: fn must be callable, as in run(main, 4), got {type(fn).__name__}")
     try:
@@ -96,7 +97,9 @@ def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, time
         first, cause = min(failed, key=lambda pair: isinstance(pair[1], DistError) and pair[1].peer_failed)
         if hasattr(cause, "add_note"):
             cause.add_note(f"raised on rank {first} of {world_size} by meshdist.run")
-        raise cause
+        from meshdist.debug.user_traceback import user_frames  # with modules that a failure alone needs
+
+        raise cause.with_traceback(user_frames(cause))
     return [rank.result for rank in ranks]
 
 

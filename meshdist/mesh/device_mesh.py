@@ -196,12 +196,12 @@ class DeviceMesh(MeshExchanges):
     def shard(self, x: Any, dims: Mapping[int | str, int]) -> Any:
         """Return this rank's block of `x`; nothing is sent.
 
-        Blocks are those of `torch.chunk`: of ceil(rows / ranks) rows, the last ones smaller or empty. Where several
-        axes cut one dimension, the first of the mesh cuts outermost. `meshdist.tensor` has arrays that know this.
+        Blocks are those of `torch.chunk`: of ceil(rows / ranks) rows, the last ones smaller or empty. If several
+        axes shard one dimension, the first of the mesh splits outermost. Arrays of `meshdist.tensor` record this.
 
         Args:
             x: The whole array, the same on all ranks.
-            dims: The dimension that each axis cuts, by name or index of the axis.
+            dims: The dimension that each axis shards, by name or index of the axis.
 
         Returns:
             A view of `x`.
@@ -225,8 +225,8 @@ class DeviceMesh(MeshExchanges):
         """Return the whole array of the ranks' blocks, a new array on all of them; all ranks of the mesh call it.
 
         Args:
-            block: This rank's block; the numbers of rows along the cut dimensions may differ.
-            dims: The dimension that each axis cuts, as for `shard`.
+            block: This rank's block; the numbers of rows along the sharded dimensions may differ.
+            dims: The dimension that each axis shards, as for `shard`.
 
         Raises:
             UnknownAxisError: No such axis (a KeyError and a ValueError).

@@ -107,13 +107,13 @@ class MeshExchanges(MeshSlices):
         of those into the ghost cells of the neighbours. The axes follow one after the other, and each passes on the
         ghost cells that the ones before have filled, so that a corner comes from the diagonal neighbour.
 
-        At the rim of the whole array, unless the axis is periodic, ghost cells keep their values: boundary conditions
-        go there. Blocks may be of different lengths along the axis that divides them.
+        At the boundary of the whole array, unless the axis is periodic, ghost cells keep their values: boundary
+        conditions go there. Blocks may be of different lengths along the axis that divides them.
 
         With `width=1`, on a mesh of 2 x 2 ranks whose blocks have 2 x 2 cells, rank 0 gets::
 
             . . . .         . . . .
-            . 0 0 .         . 0 0 1       . rim, as before
+            . 0 0 .         . 0 0 1       . boundary, as before
             . 0 0 .   ->    . 0 0 1       1 from the right, 2 from below,
             . . . .         . 2 2 3       3 from the diagonal neighbour
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshdist.mesh.layout.axes_and_chunks import UnknownAxisError, checked_sizes, part_sizes
+from meshdist.mesh.layout.axes_and_chunks import checked_sizes, part_sizes, unknown_axis
 from meshdist.mesh.layout.layout import Layout
 from meshdist.mesh.layout.strides import Axis, extent_of, joined
 from meshdist.mesh.mesh_arguments import BackendChoice, axis_backends, shared_backend
@@ -101,10 +101,7 @@ class MeshSlices(MeshGroups):
             )
         for name in wanted:
             if name not in known:
-                raise UnknownAxisError(
-                    f"unknown axis {name!r}: this mesh is {self._layout.describe()}, its axes are"
-                    f" {', '.join(map(repr, known))}"
-                )
+                raise unknown_axis(name, self._layout.describe(), known)
         return wanted
 
     def _flattened_here(self) -> list[str]:

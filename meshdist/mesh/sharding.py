@@ -1,4 +1,4 @@
-"""Plain blocks of arrays over a mesh: cut a whole array, and put the blocks together again."""
+"""Plain blocks of arrays over a mesh: split a whole array, and put the blocks together again."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _in_order(method: str, mesh: MeshSlices, x: Any, dims: Dims) -> list[tuple[i
             raise TypeError(f"DeviceMesh.{method}: a dimension is an integer, got {dim!r} for axis {axis!r}")
         if not -x.ndim <= dim < x.ndim:
             raise ValueError(
-                f"DeviceMesh.{method}: axis {axis!r} cuts dimension {dim}, and the array has the shape {x.shape}"
+                f"DeviceMesh.{method}: axis {axis!r} shards dimension {dim}, and the array has the shape {x.shape}"
             )
         at = mesh._layout.axis(axis)
         if at in found:

@@ -1,4 +1,4 @@
-"""Training on several ranks in plain NumPy or CuPy: gradients, optimizers, layers cut over ranks, and pipelines."""
+"""Training on several ranks in plain NumPy or CuPy: gradients, optimizers, layers sharded over ranks, and pipelines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ring_attention: attention over a sequence that is cut over the ranks of an axis (context parallelism).
+"""ring_attention: attention over a sequence that is sharded over the ranks of an axis (context parallelism).
 
 Each rank keeps the queries of its block. The keys and values go around the ring of ranks, one block at a time: while a
 rank computes with the block that it holds, it passes it on and receives the next. It adds up the results by an online
@@ -8,8 +8,9 @@ In the backward pass keys and values go around again, and behind them the sums o
 Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context", section 3; the backward
 pass of a block is that of Dao et al., "FlashAttention", algorithm 4.
 
-With a causal mask and contiguous blocks, the last rank computes with all blocks and the first with one. The zig-zag cut
-has 2 * size chunks, of which rank i holds chunks i and 2 * size - 1 - i: all ranks have the same to do in each step.
+With a causal mask and contiguous blocks, the last rank computes with all blocks and the first with one. Zig-zag
+sharding has 2 * size chunks, of which rank i holds chunks i and 2 * size - 1 - i: all ranks have the same work in
+each step.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def sequence_positions(length: int, *, axis: GroupLike, zigzag: bool = False) ->
     parts = call.size * (1 + zigzag)
     if length % parts:
         raise ValueError(
-            f"{call.prefix}: a sequence is cut into {parts} equal chunks, got length {length}; pad it to"
+            f"{call.prefix}: a sequence is split into {parts} equal chunks, got length {length}; pad it to"
             f" {math.ceil(length / parts) * parts}"
         )
     chunk = length // parts
@@ -83,7 +84,7 @@ def ring_attention(
         k: The same of the keys, which are as many as the queries if `causal`. With fewer heads than
             `q`, neighbouring heads of queries share one (grouped-query attention).
         v: The same of the values; their head size may be another.
-        axis: The ProcessGroup or the axis of a mesh, as `mesh["cp"]`, that cuts the sequence into equal blocks. None:
+        axis: The ProcessGroup or the axis of a mesh, as `mesh["cp"]`, that shards the sequence into equal blocks. None:
             one rank.
         causal: Whether a query sees only the keys of its own and earlier positions.
         scale: What the scores are multiplied by. None: 1 / sqrt(head_size).

@@ -135,7 +135,7 @@ class LayerCall:
             )
         if divided and shape[place] % self.size:
             raise ValueError(
-                f"{self.prefix}: with sequence_parallel, dimension {place} of an array of shape {shape} is cut into"
+                f"{self.prefix}: with sequence_parallel, dimension {place} of an array of shape {shape} is split into"
                 f" {self.size} equal blocks; pad it to {math.ceil(shape[place] / self.size) * self.size}"
             )
         return place

@@ -34,7 +34,7 @@ def split_microbatches(batch: Any, num_microbatches: int, name: str = "batch") -
     tree = Tree(batch, name)
     for leaf, leaf_name in zip(tree.leaves, tree.names, strict=True):
         if not leaf.ndim:
-            raise ValueError(f"{leaf_name} has no dimension to cut into {num_microbatches} micro-batches")
+            raise ValueError(f"{leaf_name} has no dimension to split into {num_microbatches} micro-batches")
         rows = leaf.shape[0]
         if rows % num_microbatches:
             below = rows - rows % num_microbatches
@@ -80,7 +80,7 @@ def merge_microbatches(parts: list[Any]) -> Any:
 
 
 def split_keywords(keywords: dict[str, Any], num_microbatches: int) -> list[dict[str, Any]]:
-    """Return the keyword arguments of each micro-batch: arrays and trees of them are cut, all else is for each."""
+    """Return the keyword arguments of each micro-batch: arrays and trees of them are split, all else is for each."""
     each: list[dict[str, Any]] = [{} for _ in range(num_microbatches)]
     for name, value in keywords.items():
         is_cut = bool(getattr(value, "shape", ())) or isinstance(value, (list, tuple, dict))

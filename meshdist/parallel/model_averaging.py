@@ -144,7 +144,7 @@ def broadcast_parameters(tree: Any, group: GroupLike = None, src: int = 0) -> An
         `tree`.
 
     Raises:
-        TypeError: A number, which cannot be written in place, or something else that is no array.
+        TypeError: A number, which cannot be written in place, or something else that is not an array.
         ValueError: An array is read-only, or `src` is not in the group.
         DistBackendError: The ranks' trees differ, or a rank failed.
 
@@ -178,7 +178,7 @@ def average_parameters(tree: Any, group: GroupLike = None) -> Any:
         `tree`.
 
     Raises:
-        TypeError: A number, an array of integers, or something else that is no array.
+        TypeError: A number, an array of integers, or something else that is not an array.
         ValueError: An array is read-only.
         DistBackendError: The ranks' trees differ, or a rank failed.
 

@@ -65,12 +65,12 @@ class Action(NamedTuple):
             text: Stage, kind and micro-batch, such as `2F0` or `1SEND_F3`.
 
         Raises:
-            ValueError: It is no action.
+            ValueError: It is not an action.
         """
         found = _WRITTEN.fullmatch(text.strip())
         if found is None or found[2] in _OF_TORCH_ALONE or not found[3]:
             raise ValueError(
-                f"{text.strip()!r} is no action of a pipeline; write the stage, one of {', '.join(WORDS)}, and the"
+                f"{text.strip()!r} is not an action of a pipeline; write the stage, one of {', '.join(WORDS)}, and the"
                 " micro-batch, such as 2F0"
             )
         return cls(int(found[1]), found[2], int(found[3]))

@@ -114,11 +114,11 @@ class PipelineRunner:
         """Run one batch through the pipeline, forward and backward. All ranks call it.
 
         Args:
-            x: On the rank of the first stage, the batch: an array, or a tree of arrays, which is cut into micro-batches
-                along dimension 0. Ignored elsewhere.
-            target: On the rank of the last stage, what `loss` gets, cut likewise. Ignored elsewhere.
+            x: On the rank of the first stage, the batch: an array, or a tree of arrays, which is split into micro-
+                batches along dimension 0. Ignored elsewhere.
+            target: On the rank of the last stage, what `loss` gets, split likewise. Ignored elsewhere.
             return_outputs: Whether to keep what the last stage returns.
-            kw: Keyword arguments of the forwards of this rank. Arrays are cut likewise; other values are passed on.
+            kw: Keyword arguments of the forwards of this rank. Arrays are split likewise; other values are passed on.
 
         Returns:
             Outputs, losses and gradients; see `PipelineStep`.

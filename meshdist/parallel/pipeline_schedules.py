@@ -35,7 +35,7 @@ class Schedule:
 
     Raises:
         TypeError: One text for all ranks.
-        ValueError: A text is no action.
+        ValueError: A text is not an action.
         ScheduleError: It has no actions, an action twice, or a stage on two ranks.
 
     Example:
@@ -171,7 +171,7 @@ class Schedule:
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: A cell is no action; names the rank and the step.
+            ValueError: A cell is not an action; names the rank and the step.
             ScheduleError: As the class raises.
         """
         with open(path, newline="", encoding="utf-8") as file:
@@ -182,7 +182,7 @@ class Schedule:
         """Return the schedule of CSV text, or of what `print` shows of one without idle steps.
 
         Raises:
-            ValueError: A word is no action.
+            ValueError: A word is not an action.
             ScheduleError: As the class raises.
         """
         lines = [line.partition(":")[2] if line.startswith("rank ") else line for line in text.strip().splitlines()]

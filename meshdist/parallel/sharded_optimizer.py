@@ -1,6 +1,6 @@
 """ShardedOptimizer: each rank updates its part of the parameters, and has the state of that part only (ZeRO stage 1).
 
-The parameters of one dtype are one flat array, cut into equal blocks in rank order, of which the last ones may be
+The parameters of one dtype are one flat array, split into equal blocks in rank order, of which the last ones may be
 shorter or empty. A step is a reduce_scatter of the gradients, the update of one's own block, and an all_gather of the
 parameters: as many bytes as an all_reduce of the gradients. Rajbhandari et al., "ZeRO", 2020.
 """
@@ -115,7 +115,7 @@ class ShardedOptimizer(Joinable):
             **options: Passed to `update`, instead of those of the optimizer.
 
         Raises:
-            TypeError: A gradient is no array.
+            TypeError: A gradient is not an array.
             ValueError: A gradient is missing, or has another shape or dtype; nothing is sent.
             DistBackendError: A rank failed.
         """
@@ -200,7 +200,7 @@ class ShardedOptimizer(Joinable):
         missing = [name for name in self.gradients if name not in gradients]
         unknown = [name for name in gradients if name not in self.gradients]
         if missing or unknown:
-            what = f"no gradient for {missing[0]!r}" if missing else f"one for {unknown[0]!r}, which is no parameter"
+            what = f"no gradient for {missing[0]!r}" if missing else f"one for {unknown[0]!r}, which is not a parameter"
             raise ValueError(f"{self._prefix}: step got {what}; pass a gradient for each parameter")
         for name, view in self.gradients.items():
             array = self._group.named(self._prefix, gradient_like, view, name, gradients[name])
@@ -238,7 +238,7 @@ class _Shard:
         return self.parameters.flat, self.parameters.flat[self._block]
 
     def by_name(self, flat: Any) -> dict[str, Any]:
-        """Return an array of all elements cut into arrays of the shapes of the parameters."""
+        """Return an array of all elements split into arrays of the shapes of the parameters."""
         views = self.parameters.views
         return dict(zip(views, consecutive_views(flat, (view.shape for view in views.values())), strict=True))
 

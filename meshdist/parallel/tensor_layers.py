@@ -1,10 +1,10 @@
 """column_parallel, row_parallel and layer_norm: the layers of Megatron-LM as functions of blocks of plain arrays.
 
-A pair of products y = act(x @ a) @ b is cut through the middle: each rank has columns of `a` and the same rows of `b`,
+A pair of products y = act(x @ a) @ b is sharded in the middle: each rank has columns of `a` and the same rows of `b`,
 computes its columns of act(x @ a), and its term of the sum that y is. Only that sum is sent, and in the backward pass
-the sum that is the gradient of x. With sequence parallelism, what is between such pairs is cut along the sequence: the
-sum becomes a reduce_scatter, and x is gathered. Korthikanti et al., "Reducing Activation Recomputation in Large
-Transformer Models", section 4.2.
+the sum that is the gradient of x. With sequence parallelism, the activations between such pairs are sharded along the
+sequence: the sum becomes a reduce_scatter, and x is gathered. Korthikanti et al., "Reducing Activation Recomputation
+in Large Transformer Models", section 4.2.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def column_parallel(
     sequence_parallel: bool = False,
     sequence_dim: int = 0,
 ) -> Any:
-    """Return this rank's columns of `x @ weight + bias`, where the weight is cut by columns.
+    """Return this rank's columns of `x @ weight + bias`, where the weight is sharded by columns.
 
     Sends nothing forward, and the gradient of `x` by an all_reduce backward. With `sequence_parallel` an all_gather
     forward, and a reduce_scatter backward.
@@ -42,7 +42,7 @@ def column_parallel(
         weight: This rank's columns, shape (features, block). The blocks may be of any sizes.
         bias: This rank's block, shape (block,), or None.
         axis: The ProcessGroup or the axis of a mesh, as `mesh["tp"]`, whose ranks share the layer. None: one rank.
-        sequence_parallel: Whether `x` is cut along the sequence.
+        sequence_parallel: Whether `x` is sharded along the sequence.
         sequence_dim: The dimension of the sequence.
 
     Returns:
@@ -87,7 +87,7 @@ def row_parallel(
     sequence_parallel: bool = False,
     sequence_dim: int = 0,
 ) -> Any:
-    """Return `x @ weight + bias`, where `x` is cut by columns, and the weight by the same rows.
+    """Return `x @ weight + bias`, where `x` is sharded by columns, and the weight by the same rows.
 
     Sends the sum of the ranks' products by an all_reduce forward, and nothing backward. With `sequence_parallel` by a
     reduce_scatter forward, an all_gather backward, and an all_reduce of the gradient of `bias`.
@@ -97,7 +97,7 @@ def row_parallel(
         weight: This rank's rows, shape (block, outputs).
         bias: The same on all ranks, shape (outputs,), added once; or None.
         axis: As in `column_parallel`.
-        sequence_parallel: Whether the result is cut along the sequence.
+        sequence_parallel: Whether the result is sharded along the sequence.
         sequence_dim: The dimension of the sequence, whose length is a multiple of the number of ranks.
 
     Returns:
@@ -106,7 +106,7 @@ def row_parallel(
 
     Raises:
         TypeError: As `column_parallel`.
-        ValueError: As `column_parallel`; the sequence cannot be cut into equal blocks.
+        ValueError: As `column_parallel`; the sequence cannot be split into equal blocks.
     """
     call = LayerCall(
         "row_parallel", axis, "write (x @ weight).redistribute() + bias, with weight placed Shard(0), bias Replicate()"
@@ -132,7 +132,7 @@ def layer_norm(x: Any, gain: Any, bias: Any = None, *, eps: float = 1e-5, axis: 
         gain: Shape (features,).
         bias: Shape (features,), or None.
         eps: Added to the variance.
-        axis: With sequence parallelism the axis that cuts `x` along the sequence, as in `column_parallel`: `gain` and
+        axis: With sequence parallelism the axis that shards `x` along the sequence, as in `column_parallel`: `gain` and
             `bias` are the same on all ranks, and their gradients are added along it, by one all_reduce of both. None:
             each rank's gradients are those of its own rows. So write it where all ranks have the same `x`, or where
             the gradients are added later, with others.

@@ -1,4 +1,4 @@
-"""vocab_parallel_embedding and vocab_parallel_cross_entropy: the first and the last layer, cut along the vocabulary."""
+"""vocab_parallel_embedding and vocab_parallel_cross_entropy: the first and last layer, sharded along the vocabulary."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def vocab_parallel_embedding(
 
     Args:
         indices: Integers of any shape, the same on all ranks of the axis, with `sequence_parallel` too.
-        table: This rank's rows, shape (block, features), as `torch.chunk` cuts: equal blocks, or the last ones smaller.
+        table: This rank's rows, shape (block, features), as `torch.chunk` splits: equal blocks, or smaller last ones.
         axis: As in `column_parallel`.
-        sequence_parallel: Whether the result is cut along the sequence.
+        sequence_parallel: Whether the result is sharded along the sequence.
         sequence_dim: The dimension of the sequence, whose length is a multiple of the number of ranks.
         vocab_size: The rows of all blocks. None: they are equal.
 
@@ -48,7 +48,7 @@ def vocab_parallel_embedding(
     Raises:
         TypeError: No integers, no table of a floating dtype, or DTensors.
         ValueError: An index is outside of the vocabulary, or blocks are not equal without `vocab_size`: on all ranks.
-            `table` is not this rank's block, or the sequence cannot be cut.
+            `table` is not this rank's block, or the sequence cannot be split.
 
     Example:
         >>> import numpy as np, meshdist
@@ -79,14 +79,14 @@ def vocab_parallel_embedding(
 
 
 def vocab_parallel_cross_entropy(logits: Any, targets: Any, *, axis: GroupLike, vocab_size: int | None = None) -> Any:
-    """Return the cross entropy of each target, -log(softmax(logits)[target]), of logits cut along the vocabulary.
+    """Return the cross entropy of each target, -log(softmax(logits)[target]), of logits sharded along the vocabulary.
 
     Sends the maxima of the logits by an all_reduce, then the sums of exponentials and the logits of the targets by
     another: 3 numbers for each target. Sends nothing backward. The logits are never gathered.
 
     Args:
-        logits: This rank's block, shape (..., block), as `torch.chunk` cuts the vocabulary. Those of less than 4 bytes
-            are computed with as float32.
+        logits: This rank's block, shape (..., block), as `torch.chunk` splits the vocabulary. Dtypes of less than 4
+            bytes are computed with as float32.
         targets: Integers of shape (...), the same on all ranks of the axis.
         axis: As in `column_parallel`.
         vocab_size: The columns of all blocks. None: they are equal.
@@ -138,7 +138,7 @@ def _own_block(call: LayerCall, name: str, of: str, length: int, vocab_size: int
     if sizes[call.rank] != length:
         raise ValueError(
             f"{call.prefix}: {name} must have {sizes[call.rank]} {of}, this rank's block of a vocabulary of"
-            f" {vocab_size} in blocks of {', '.join(map(str, sizes))}, as torch.chunk cuts; got {length}"
+            f" {vocab_size} in blocks of {', '.join(map(str, sizes))}, as torch.chunk splits it; got {length}"
         )
     return sum(sizes[: call.rank]), vocab_size
 

@@ -250,10 +250,12 @@ class PassedArrays:
 
     def __init__(self, collective: CollectiveSpec, send: Any, recv: Any) -> None:
         self._names, self._passed = collective.names, recv
-        in_place_name = collective.name if collective.in_place else ""
-        self._given = as_buffers(send, self._names[0], "send" in collective.lists, in_place_name)
         self._in_place = collective.in_place and recv is send
-        self._taken = self._given if self._in_place else as_buffers(recv, self._names[1], "recv" in collective.lists)
+        (sent, received), lists, of = self._names, collective.lists, collective.name
+        self._given = as_buffers(send, sent, "send" in lists, of, is_written=self._in_place)
+        self._taken = self._given
+        if not self._in_place:
+            self._taken = as_buffers(recv, received, "recv" in lists, of, is_read=False, is_written=True)
 
     def in_native_order(self) -> tuple[Buffers, Buffers]:
         """Return the input and the output in the byte order of this machine."""

@@ -6,8 +6,9 @@ another fingerprint publishes its own call, reads those of the others, and raise
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -33,6 +34,29 @@ def call_lines() -> str:
     return call_chain(_MOST_CALLERS if shows_calls() else 0)
 
 
+# What to do with arrays whose sizes alone differ, by the name of the call.
+_OF_SIZES = {
+    **dict.fromkeys(
+        ("all_gather", "all_gather_into_tensor"),
+        "to gather arrays of different lengths, gather the lengths first, then call dist.all_gather(blocks, x) with a"
+        " block of the right length for each rank",
+    ),
+    "gather": "to gather arrays of different lengths, gather the lengths first, then call dist.all_to_all_single with"
+    " them as output_split_sizes, where only one rank receives",
+    "scatter": "to scatter arrays of different lengths, call dist.all_to_all_single with them as input_split_sizes,"
+    " where only one rank sends",
+}
+_CALL, _SHAPE = re.compile(r"(\w+)\([^()]*\)"), re.compile(r"\[[\d, ]*\]")
+
+
+def _advice(calls: Iterable[str]) -> str:
+    """Return what to do where the calls of the ranks differ in the sizes of their arrays alone; else nothing."""
+    found = [_CALL.match(call) for call in calls]
+    texts = {None if one is None else _SHAPE.sub("[]", one[0]) for one in found}
+    first = found[0]
+    return _OF_SIZES.get(first[1], "") if len(texts) == 1 and first is not None else ""
+
+
 class CallCheck:
     """Makes the error of calls that disagree, for rank `rank` of a group of the global ranks `ranks`."""
 
@@ -50,10 +74,12 @@ class CallCheck:
         for place, call in sorted(calls.items()):
             ranks_of.setdefault(call, []).append(place)
         parts = [
-            f"{call_ranks(places, self._ranks)} {'calls' if len(places) == 1 else 'call'} {call}"
+            f"  {call_ranks(places, self._ranks)} {'calls' if len(places) == 1 else 'call'} {call}"
             for call, places in ranks_of.items()
         ]
-        return DistBackendError(f"the ranks disagree: {'; '.join(parts)}")
+        if advice := _advice(ranks_of):
+            parts.append(f"  {advice}")
+        return DistBackendError("the ranks disagree", hang_report="\n".join(parts))
 
     def explain(
         self,

@@ -59,7 +59,7 @@ _ORDERLY = frozenset({PeerExit.DESTROYED_GROUP, PeerExit.LEFT_WORLD, PeerExit.EN
 # `%s` is the detail.
 _WORDS = {
     PeerExit.DESTROYED_GROUP: "has destroyed the group",
-    PeerExit.LEFT_WORLD: "has left the world",
+    PeerExit.LEFT_WORLD: "called destroy_process_group()",
     PeerExit.ENDED: "has ended without destroy_process_group()",
     PeerExit.FINISHED: "has finished",
     PeerExit.RAISED: "raised %s",
@@ -156,16 +156,16 @@ def _parse_call(call: Any) -> CallMade:
     return CallMade(str(kind), int(number), str(site), None if peers_last is None else int(peers_last))
 
 
-def describe(departure: Departure, gave_up: str = "gave up") -> str:
-    """Return how a rank ended, as the predicate of a sentence about it; `gave_up` is the word for GAVE_UP."""
+def describe(departure: Departure) -> str:
+    """Return how a rank ended, as the predicate of a sentence about it."""
     how, number = departure.exit, departure.number
     if how is PeerExit.EXITED or how is PeerExit.SIGNALLED:
         number = number or 0
         return describe_status(-number if how is PeerExit.SIGNALLED else number)
     if how is PeerExit.GAVE_UP:
-        first = f", as {departure.first} {gave_up}" if departure.first else ""
+        first = f" because {departure.first} failed" if departure.first else ""
         call = f"; {departure.call}" if departure.call is not None else ""
-        return f"{gave_up}{first}: {departure.detail}{call}"
+        return f"failed{first}: {departure.detail}{call}"
     return _WORDS[how].replace("%s", departure.detail)
 
 

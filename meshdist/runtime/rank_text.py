@@ -12,8 +12,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# What `Membership.error_prefix` says of the rank.
+# What `Membership.error_prefix`, the errors of a mesh, and those of messages to oneself say of the rank.
 _OWN_RANK = re.compile(r"\(rank -?\d+ of \d+(, global rank \d+)?")
+_OWN_RANK_IN_MESH = re.compile(r"( on mesh [^\n]*\)) \(rank -?\d+\)(?=: )")
+_THIS_RANK = re.compile(r"(is this rank), \d+\b")
+# The ranks of a deadlock may be in different calls on different groups.
+_OWN_CALL = re.compile(r"\w+ on group [^\n]* \(\): (?=deadlock: )")
 
 
 def ranks_text(numbers: Sequence[int] | NDArray[np.int64], noun: str = "rank", most: int = 8) -> str:
@@ -31,7 +35,8 @@ def ranks_text(numbers: Sequence[int] | NDArray[np.int64], noun: str = "rank", m
 
 def without_own_rank(message: str) -> str:
     """Return a message without the rank that made it, to compare it with those of other ranks."""
-    return _OWN_RANK.sub("(", message)
+    message = _OWN_CALL.sub("", _OWN_RANK.sub("(", message))
+    return _THIS_RANK.sub(r"\1", _OWN_RANK_IN_MESH.sub(r"\1", message))
 
 
 def numbers_differ(ranks: Sequence[int]) -> bool:

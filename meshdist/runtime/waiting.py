@@ -220,7 +220,7 @@ class WaitObserver(Protocol):
         """Observe a wait, repeatedly; return None while it is short, then the Watch to pass from then on.
 
         Raises:
-            DistBackendError: It is proven that the ranks wait for each other.
+            DistBackendError: The ranks are in a deadlock.
         """
 
     def leave(self) -> None:

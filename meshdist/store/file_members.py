@@ -32,7 +32,7 @@ class Member(NamedTuple):
     def parse(cls, fields: list[bytes]) -> Member:
         token, job, host, pid, started = fields
         if not 0 < int(pid) < 1 << 31:
-            raise ValueError(f"{pid!r} is no process")
+            raise ValueError(f"{pid!r} is not a process")
         return cls(token, job, host, int(pid), started)
 
     def is_dead(self) -> bool:

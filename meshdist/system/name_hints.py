@@ -12,6 +12,7 @@ from types import FunctionType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 C = TypeVar("C", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -26,7 +27,7 @@ class MissingModules:
         package, _, rest = name.partition(".")
         if package != _PACKAGE:
             return
-        from meshdist._torch_names import reason_for_module
+        from meshdist._torch_names import no_command, reason_for_module
 
         part = rest.partition(".")[0]
         reason = reason_for_module(part)
@@ -35,6 +36,9 @@ class MissingModules:
             raise ModuleNotFoundError(
                 f"{_PACKAGE} has no module {part!r} (torch has one): {reason}; see docs/migration.md"
             )
+        meant = no_command(part) if part == rest else None
+        if meant is not None:
+            raise ModuleNotFoundError(f"{_PACKAGE} has no module {part!r}: {meant}")
 
 
 def explain_missing_modules() -> None:
@@ -58,15 +62,28 @@ def explaining(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def explained(*args: P.args, **kwargs: P.kwargs) -> R:
+        __tracebackhide__ = True
         try:
             return function(*args, **kwargs)
         except TypeError as error:
             explain(function, error)
-            if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # the arguments do not fit
-                raise error.with_traceback(None)  # noqa: B904, the same error
+            if never_began(error):
+                wrong_arguments = error.with_traceback(None)
+                raise wrong_arguments
             raise
 
-    return explained
+    return named_as(function, explained)
+
+
+def never_began(error: TypeError) -> bool:
+    """Return whether the call that this frame has made raised `error` since its arguments do not fit."""
+    return error.__traceback__ is not None and error.__traceback__.tb_next is None
+
+
+def named_as(function: Callable[..., Any], wrapper: F) -> F:
+    """Have tracebacks name the frames of a wrapper as the function."""
+    wrapper.__code__ = wrapper.__code__.replace(co_name=function.__name__)
+    return wrapper
 
 
 def naming_methods(cls: C) -> C:

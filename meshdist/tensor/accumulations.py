@@ -1,4 +1,4 @@
-"""Running reductions: `ufunc.accumulate` on the blocks; along a cut, an exscan of the blocks' totals."""
+"""Running reductions: `ufunc.accumulate` on the blocks; along a sharded dimension, an exscan of the blocks' totals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def accumulate(ufunc: np.ufunc, array: Any, axis: Any = 0, dtype: Any = None, ou
     axes = layout.axes_of(dim)
     if axes and ufunc not in REDUCE_OPS:
         axes, source = (), source.uncut((dim,))
-    why = f"only an uncut dimension can be accumulated by np.{ufunc.__name__}"
+    why = f"only an unsharded dimension can be accumulated by np.{ufunc.__name__}"
     block = array.to_local() if source is layout else require(name, array, source, why)
     buffer = None if out is None else array_module(mesh).empty(block.shape, out.dtype)
     if isinstance(block, np.ndarray):

@@ -147,7 +147,7 @@ def empty_like(
     *,
     device: Any = None,
 ) -> DTensor:
-    """Return an array of any values, of the shape, dtype and cuts of another; see `numpy.empty_like`."""
+    """Return an array of any values, of the shape, dtype and sharding of another; see `numpy.empty_like`."""
     del order, subok
     block, dtype, layout = _like("empty_like", prototype, dtype, shape, device)
     return wrap(array_module(prototype.mesh).empty(block, dtype), layout, prototype.mesh)
@@ -179,7 +179,7 @@ def full_like(
     *,
     device: Any = None,
 ) -> DTensor:
-    """Return an array filled with one value, of the shape, dtype and cuts of another; see `numpy.full_like`."""
+    """Return an array filled with one value, of the shape, dtype and sharding of another; see `numpy.full_like`."""
     made = empty_like(a, dtype, order, subok, shape, device=device)
     made.to_local()[...] = fill_value
     return made

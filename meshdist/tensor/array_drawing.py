@@ -32,7 +32,7 @@ class Block:
     """A cell of the drawing."""
 
     text: str  # the ranks that hold it
-    number: int  # among the blocks of the array, for its colour
+    number: int  # of the first rank that has it, in the order of the mesh, for its colour
     is_mine: bool  # the calling rank holds it, or a part of its reduction
     is_empty: bool
 
@@ -107,7 +107,7 @@ def picture_of(x: DTensor) -> Picture:
         empty = 0 in (rows.sizes[row - rows.window.first], columns.sizes[column - columns.window.first])
         return Block(
             _held_text(held, set(layout.pending.values())),
-            row * columns.window.size + column,
+            int(np.ravel_multi_index([place.get(axis, 0) for axis in range(mesh.ndim)], ranks.shape)),
             coordinate is not None and bool((held == mine).any()),
             empty or 0 in layout.shape,
         )

@@ -1,7 +1,7 @@
-"""Reductions: `ufunc.reduce` on the blocks. Along a dimension that is cut, the result is a pending reduction.
+"""Reductions: `ufunc.reduce` on the blocks. Along a dimension that is sharded, the result is a pending reduction.
 
 Where no placement stands for the reduction (bitwise ones, `fmax`, a product of complex numbers), the ranks along the
-cut reduce their results at once.
+dimension reduce their results at once.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def reduce(
         if array._layout is not layout:  # cut further, as the mask is
             plan = _planned(ufunc, array, axis, dtype, out, keepdims, initial, mask)
     if plan.source is not array._layout:
-        why = f"only uncut dimensions can be reduced by np.{ufunc.__name__}"
+        why = f"only unsharded dimensions can be reduced by np.{ufunc.__name__}"
         block = require(f"np.{ufunc.__name__}.reduce", array, plan.source, why)
     else:
         block = array._local
@@ -272,7 +272,7 @@ def _passes(
 
 
 def _masked(name: str, array: DTensor, mask: DTensor) -> tuple[DTensor, Any]:
-    """Return an array and the block of its mask, both cut alike."""
+    """Return an array and the block of its mask, both sharded the same way."""
     labels = [tuple(range(-x.ndim, 0)) for x in (array, mask)]
     blocks, alignment, mesh = aligned(name, (array, mask), labels, _of_first)
     return wrap(blocks[0], alignment.targets[0], mesh), blocks[1]

@@ -97,7 +97,7 @@ def _block_of(value: Any, layout: ArrayLayout, x: DTensor) -> Any:
 
 
 def _forward(x: DTensor, entries: list[Any], value: Any) -> tuple[list[Any], Any]:
-    """Return a key and a value without negative steps along cut dimensions: the value is reversed instead."""
+    """Return a key and a value without negative steps along sharded dimensions: the value is reversed instead."""
     turned = [dim for dim, rows in backward(x.layout, entries) if rows > 1]
     if not turned:
         return entries, value
@@ -120,7 +120,7 @@ def _set_arrays(x: DTensor, parts: Fancy, value: Any) -> None:
     (array, *more), (dim, *_) = parts.arrays, parts.dims
     if any(rows > 1 for _, rows in backward(x.layout, parts.first)):
         raise PlacementError(
-            f"{_NAME}: a negative step beside arrays runs along a cut dimension, and the array is"
+            f"{_NAME}: a negative step beside arrays runs along a sharded dimension, and the array is"
             f" {x.layout.describe(x.mesh.mesh_dim_names)}; write the slice with a positive step, or"
             " redistribute the array"
         )
@@ -143,15 +143,16 @@ def _set_masked(y: DTensor, dim: int, mask: Any, value: Any, in_front: bool) -> 
     target = ArrayLayout.of_cuts(mask.shape, mesh.shape, cuts, {})
     if isinstance(mask, DTensor):
         described = y.layout.describe(mesh.mesh_dim_names)
-        local = require(_NAME, mask, target, f"the mask must be cut as the array that it indexes, {described}", "mask")
+        why = f"the mask must be sharded like the array that it indexes, {described}"
+        local = require(_NAME, mask, target, why, "mask")
     else:
         local = mask[target.index(coordinate_in(mesh))]
     if np.ndim(value):
         for inner in range(1, mask.ndim):
             if cuts[inner] is not None:
                 raise PlacementError(
-                    f"{_NAME}: of the dimensions of a mask only the first may be cut where an array is assigned, since"
-                    f" its elements are in the order of all, and the array is"
+                    f"{_NAME}: to assign an array, only the first dimension of a mask may be sharded, since"
+                    f" the elements are in the order of all dimensions, and the array is"
                     f" {y.layout.describe(mesh.mesh_dim_names)}; assign a number, or use np.where, or redistribute it"
                 )
         rows, cut = rows_of_mask(mask, local, cuts[0], mesh)

@@ -27,7 +27,7 @@ def _given(value: Any, default: Any) -> Any:
 
 
 def _mask(name: str, where: Any, a: DTensor) -> Any:
-    """Return `where` as a mask of the shape of `a`, cut where one of them is; True for none."""
+    """Return `where` as a mask of the shape of `a`, sharded where one of them is; True for none."""
     if where is True or where is NOT_GIVEN:
         return True
     mask = as_operand(name, where, a.mesh)
@@ -51,7 +51,7 @@ def _is_any(count: Any, condition: Callable[[Any], Any]) -> bool:
 
 
 def _divided(total: DTensor, count: Any) -> DTensor:
-    """Return `total`, divided in place by a number or by an array that is cut alike."""
+    """Return `total`, divided in place by a number or by an array that is sharded the same way."""
     total = total if total.dtype.kind in "fc" else resolved(total)
     local = total.to_local()
     divisor = count.to_local() if isinstance(count, DTensor) else count
@@ -67,7 +67,7 @@ def _cast(array: DTensor, dtype: Any) -> DTensor:
 def mean(
     a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True
 ) -> Any:
-    """Return the mean over dimensions, as a pending sum along their cuts; see `numpy.mean`."""
+    """Return the mean over dimensions, as a pending sum where they are sharded; see `numpy.mean`."""
     a = as_operand("np.mean", a, mesh_of("np.mean", (a, out, where)))
     out, keepdims = checked_out("np.mean", out), _given(keepdims, False)
     mask = _mask("np.mean", where, a)
@@ -244,7 +244,7 @@ def cov(
     *,
     dtype: Any = None,
 ) -> DTensor:
-    """Return the covariances of variables, a pending sum where the observations are cut; see `numpy.cov`."""
+    """Return the covariances of variables, a pending sum where the observations are sharded; see `numpy.cov`."""
     if fweights is not None or aweights is not None:
         refuse("np.cov(fweights=, aweights=)")
     if ddof is not None and ddof != int(ddof):
@@ -258,7 +258,7 @@ def cov(
     ]
     for what, x, turned in zip("my", arrays, by_column, strict=False):
         if x.ndim == 2 and not may_redistribute.get():  # else the product moves them
-            uncut("np.cov", x, (int(turned),), "the variables must not be cut", what)
+            uncut("np.cov", x, (int(turned),), "the variables must not be sharded", what)
     dtype = np.result_type(*arrays, np.float64) if dtype is None else dtype
     rows: list[Any] = []
     for x, turned in zip(arrays, by_column, strict=True):

@@ -1,6 +1,6 @@
-"""Products of vectors, matrices and more, as contractions by labels: the sum over a cut label is a pending sum.
+"""Products of vectors, matrices and more, as contractions by labels: the sum over a sharded label is a pending sum.
 
-They are matmul, dot, tensordot, einsum and their like; the cross product, whose vectors are not cut, is beside them.
+They are matmul, dot, tensordot, einsum and their like; the cross product of unsharded vectors is beside them.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ on_blocks(np.vdot, np.outer)
 
 @implements(np.cross)
 def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> DTensor:
-    """Return the cross products of vectors with three components, which are not cut; see `numpy.cross`."""
+    """Return the cross products of vectors with three components, which are not sharded; see `numpy.cross`."""
     if axis is not None:
         axisa = axisb = axisc = axis
     mesh = mesh_of("np.cross", (a, b))

@@ -1,4 +1,4 @@
-"""Convolution and correlation of a vector that may be cut with a filter that every rank has."""
+"""Convolution and correlation of a vector that may be sharded with a filter that every rank has."""
 
 from __future__ import annotations
 

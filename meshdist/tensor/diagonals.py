@@ -1,4 +1,4 @@
-"""Diagonals and traces: where rows or columns of a matrix are cut, each rank holds a part of the diagonal."""
+"""Diagonals and traces: where rows or columns of a matrix are sharded, each rank holds a part of the diagonal."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from meshdist.tensor.operands import checked_out, require, written
 
 @implements(np.diagonal)
 def diagonal(a: DTensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> DTensor:
-    """Return the diagonals of two dimensions, of which one may be cut; see `numpy.diagonal`."""
+    """Return the diagonals of two dimensions, of which one may be sharded; see `numpy.diagonal`."""
     np.diagonal(np.empty((0,) * a.ndim), offset, axis1, axis2)  # NumPy says what it does not take
     dims = (axis1 % a.ndim, axis2 % a.ndim)
     source, result = _diagonal_layouts(a.layout, offset, dims)
     block = a.to_local()
     if source is not a.layout:
-        block = require("np.diagonal", a, source, "at most one of the two dimensions may be cut")
+        block = require("np.diagonal", a, source, "at most one of the two dimensions may be sharded")
     index = source.index(coordinate_in(a.mesh))
     # Of a block that begins at row r and column c, the diagonal is that of offset + r - c.
     return wrap(np.diagonal(block, offset + index[dims[0]].start - index[dims[1]].start, *dims), result, a.mesh)
@@ -66,7 +66,8 @@ def trace(a: DTensor, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: An
 def diag(v: DTensor, k: int = 0) -> DTensor:
     """Return the diagonal of a matrix, or the matrix with a vector on its diagonal; see `numpy.diag`.
 
-    Of a vector that is cut, the rows of the matrix are cut alike. Off the main diagonal, the vector must be whole.
+    For a sharded vector, the rows of the matrix are sharded the same way. Off the main diagonal, the vector must be
+    unsharded.
     """
     if v.ndim != 1:
         if v.ndim != 2:

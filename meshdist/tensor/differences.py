@@ -1,4 +1,4 @@
-"""Differences of neighbours: diff, gradient and trapezoid; along a cut, the ranks exchange the rows at its edges."""
+"""Differences of neighbours: diff, gradient and trapezoid. Along a sharded dimension, ranks exchange the edge rows."""
 
 from __future__ import annotations
 

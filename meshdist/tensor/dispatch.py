@@ -1,4 +1,4 @@
-"""Which function of this package computes which function of NumPy; and whether operations may move what is cut."""
+"""Which function of this package computes which function of NumPy; and whether operations may move what is sharded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ may_redistribute: ContextVar[bool] = ContextVar("meshdist_implicit_redistributio
 
 @contextmanager
 def implicit_redistribution() -> Iterator[None]:
-    """Let operations move cut arrays whose placements do not fit, until the block ends.
+    """Let operations move sharded arrays whose placements do not match, until the block ends.
 
     Outside of it such an operation raises a PlacementError, which says what to write and what that sends.
 

@@ -32,7 +32,7 @@ def unique(
     equal_nan: bool = True,
     sorted: bool = True,
 ) -> Any:
-    """Return the distinct values, sorted; of an array that is cut, in as many blocks, of sizes as they come.
+    """Return the distinct values, sorted; of an array that is sharded, in as many blocks, of sizes as they come.
 
     The inverse is placed as the array is. Of NaN that count as different (`equal_nan=False`) it is any order, as
     NumPy's.
@@ -104,7 +104,7 @@ def _by_place(values: Any, places: Any, sizes: tuple[int, ...], group: ProcessGr
 
 @lru_cache(maxsize=1_000)
 def _all_cuts(layout: ArrayLayout) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the axes that cut any dimension, and the elements of the blocks by coordinates along them."""
+    """Return the axes that shard any dimension, and the elements of the blocks by coordinates along them."""
     axes = tuple(sorted(axis for dim in range(layout.ndim) for axis in layout.axes_of(dim)))
     sizes = []
     for at in np.ndindex(*(layout.mesh_shape[axis] for axis in axes)):
@@ -168,7 +168,7 @@ def isin(
 ) -> DTensor:
     """Return which elements are among others; see `numpy.isin`.
 
-    Where the others are cut, each rank compares with its block of them: the result is a pending maximum.
+    Where the others are sharded, each rank compares with its block of them: the result is a pending maximum.
     """
     del assume_unique
     element, tested = (x if hasattr(x, "ndim") else np.asarray(x) for x in (element, test_elements))

@@ -190,7 +190,7 @@ def _agreed(
 def _scattered(whole: Any, layout: ArrayLayout, dtype: np.dtype[Any], mesh: DeviceMesh, src: int) -> Any:
     """Return this rank's block of the array of the rank `src`.
 
-    The array goes along one axis after the other, cut or repeated, to the ranks that differ from the source in these
+    The array goes along one axis after the other, split or repeated, to the ranks that differ from the source in these
     axes alone: a rank sends what replicates once along each axis.
     """
     coordinate = coordinate_in(mesh)
@@ -269,7 +269,9 @@ def _layout_of_blocks(reported: list[Any], mesh: DeviceMesh) -> ArrayLayout:
     for axis, placement in enumerate(placements):
         if isinstance(placement, Shard):
             if not -dims <= placement.dim < dims:
-                raise PlacementError(f"DTensor.from_local: {placement} cuts a dimension that blocks of {dims} lack")
+                raise PlacementError(
+                    f"DTensor.from_local: {placement} shards a dimension that blocks of {dims} dimensions do not have"
+                )
             axes[placement.dim % dims].append(axis)
     rows = np.array([shape for shape, _, _ in reported], dtype=np.int64).reshape(*mesh.shape, dims)
     cuts = []
@@ -279,8 +281,8 @@ def _layout_of_blocks(reported: list[Any], mesh: DeviceMesh) -> ArrayLayout:
         least, most = sizes.min(axis=others), sizes.max(axis=others)
         if not np.array_equal(least, most):
             raise PlacementError(
-                f"DTensor.from_local: blocks that differ along axes which do not cut dimension {dim} must have as many"
-                f" rows of it, got shapes {sorted({shape for shape, _, _ in reported})} with placements"
+                f"DTensor.from_local: along axes that do not shard dimension {dim}, blocks must have the same number of"
+                f" rows in it, got shapes {sorted({shape for shape, _, _ in reported})} with placements"
                 f" {list(placements)}"
             )
         cuts.append(Cut(tuple(axes[dim]), tuple(map(int, least.reshape(-1)))) if axes[dim] else None)

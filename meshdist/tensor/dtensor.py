@@ -30,13 +30,14 @@ _targets: dict[Any, ArrayLayout] = {}
 class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
     """An array over the ranks of a mesh. Each rank holds its block; operations run on the blocks.
 
-    Every axis of the mesh has a placement: `Shard(dim)` cuts a dimension into consecutive blocks, `Replicate()` repeats
-    the array, and with `Partial(op)` the array is a reduction that is still to be computed. Where several axes cut one
-    dimension, the first of the mesh cuts outermost.
+    Every axis of the mesh has a placement: `Shard(dim)` splits a dimension into consecutive blocks, `Replicate()`
+    repeats the array, and with `Partial(op)` the array is a reduction that is still to be computed. If several axes
+    shard one dimension, the first of the mesh splits outermost.
 
-    NumPy's functions and operators take DTensors. What is cut alike stays cut; what replicates is cut where another
-    operand is, which sends nothing; a pending reduction is computed where an operation is not linear in it. Cuts that
-    do not fit raise a PlacementError, which names the `redistribute` to write: nothing that is cut moves unasked.
+    NumPy's functions and operators take DTensors. Operands that are sharded the same way stay sharded; a replicated one
+    is split to match another operand, which sends nothing; a pending reduction is computed where an operation is not
+    linear in it. Shardings that do not match raise a PlacementError, which names the `redistribute` to write: blocks
+    never move unasked.
     Arguments that are wrong raise on all ranks; what depends on the elements, such as a matrix that is singular, raises
     only on the ranks that hold them.
 
@@ -216,8 +217,8 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
     def show(self, form: str | None = None, ax: Any = None) -> Any:
         """Draw which rank holds which part of the array: its blocks, each with the ranks that hold it.
 
-        Sends nothing, and any rank may call it alone. Of more than two dimensions it draws the last two that are cut;
-        of many blocks, those around this rank's.
+        Sends nothing, and any rank may call it alone. Of more than two dimensions it draws the last two that are
+        sharded; of many blocks, those around this rank's.
 
         Args:
             form: "text" prints it, "html" returns a string, "plot" draws with matplotlib and returns the Axes. None:
@@ -252,8 +253,8 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
     def redistribute(self, placements: Placements | None = None) -> DTensor:
         """Return the array with other placements; itself if they are the same.
 
-        A cut that changes its dimension is an all_to_all, a pending reduction that is cut a reduce_scatter, and to cut
-        what replicates sends nothing. Over several axes it takes the steps that send the fewest bytes.
+        To shard another dimension takes an all_to_all, to shard a pending reduction a reduce_scatter; to shard a
+        replicated array sends nothing. Over several axes it takes the steps that send the fewest bytes.
 
         Args:
             placements: As in `distribute_tensor`. None: every axis replicates.

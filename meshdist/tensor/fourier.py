@@ -1,7 +1,7 @@
-"""numpy.fft on DTensors: local along what is not cut, by transposed pencils along what is.
+"""numpy.fft on DTensors: local along unsharded dimensions, by transposed pencils along sharded ones.
 
-A Fourier transform along a cut dimension moves the cut to another dimension by an all_to_all, transforms whole rows,
-and moves the cut back: the result has the placements of the array, with cuts of chunks where a dimension changes its
+A Fourier transform along a sharded dimension shards another dimension instead by an all_to_all, transforms whole rows,
+and redistributes back: the result has the placements of the array, with equal chunks where a dimension changes its
 length. The second move is saved by `y = np.fft.fft(x.redistribute(...), axis=...)` with placements that leave the axis
 whole: the result stays where it is.
 """
@@ -56,7 +56,7 @@ class Plan(NamedTuple):
 def plan_of(layout: ArrayLayout, transforms: tuple[tuple[Any, int, int, int], ...]) -> Plan | None:
     """Return how to take `transforms`, each (function, n, dim, rows of the result), in any order but the marked ones.
 
-    None: a dimension has to be whole, and no other dimension can be cut instead.
+    None: a dimension has to be whole, and no other dimension can be sharded instead.
     """
     result = now = layout
     steps = []
@@ -88,7 +88,7 @@ def _transformed(name: str, a: Any, transforms: Sequence[tuple[Any, int, int, in
     plan = plan_of(layout, tuple(transforms))
     if plan is None:  # one dimension, and it is cut
         whole = layout.with_cuts([None] * layout.ndim)
-        why = f"dimension {transforms[0][2]} has to be whole on every rank, and no other one can be cut instead"
+        why = f"dimension {transforms[0][2]} must not be sharded, and no other dimension can be sharded instead"
         local = require(name, wrap(local, layout, a.mesh), whole, why)
         plan = plan_of(whole, tuple(transforms))
         assert plan is not None

@@ -33,8 +33,8 @@ def halo(x: DTensor, width: int | Sequence[int], periodic: bool | Sequence[bool]
     come from the ranks beyond it as well. Corners are included.
 
     At an open end of the array there are no ghost rows: the block at the end is that much shorter, as on a dimension
-    that is not cut. With `periodic` the array goes on with the rows of its other end, on every dimension, cut or not,
-    so that the rows of all blocks are `before + block + after`, each of `width`.
+    that is not sharded. With `periodic` the array continues with the rows of its other end, on every dimension,
+    sharded or not, so that the rows of all blocks are `before + block + after`, each of `width`.
 
     Args:
         x: The array. A pending reduction is computed first.
@@ -77,9 +77,9 @@ def map_overlap(
 ) -> DTensor:
     """Return `fn` of an array whose results depend on at most `width` rows around each element: a stencil.
 
-    `fn` runs on this rank's block with its halo, and what it computed for the ghost rows is cut off. At open ends it
+    `fn` runs on this rank's block with its halo, and what it computed for the ghost rows is dropped. At open ends it
     sees the end of the array, as if it ran on the whole one. With `periodic` it is as if it ran on
-    `numpy.pad(x, width, "wrap")`, with the ends then cut off.
+    `numpy.pad(x, width, "wrap")`, with the ends then dropped.
 
     Args:
         fn: Takes an array, and returns one of the same shape.

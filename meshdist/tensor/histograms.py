@@ -1,4 +1,4 @@
-"""Counts of values: bincount and histogram. Each rank counts its elements; along a cut the counts are a pending sum."""
+"""Counts of values: bincount and histogram. Each rank counts its elements; of a sharded array it is a pending sum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshdist.tensor.operands import aligned, as_operand, mesh_of, resolved
 
 
 def _with_weights(name: str, x: Any, weights: Any) -> tuple[Any, Any, ArrayLayout, Any]:
-    """Return the blocks of the elements and of their weights, cut alike; the elements' layout, and the mesh."""
+    """Return the blocks of the elements and of their weights, sharded alike; the elements' layout, and the mesh."""
     mesh = mesh_of(name, (x, weights))
     x = resolved(as_operand(name, x, mesh))
     if weights is None:
@@ -64,7 +64,7 @@ def _counts(local: Any, layout: ArrayLayout, mesh: Any) -> DTensor:
 
 @implements(np.bincount)
 def bincount(x: Any, /, weights: Any = None, minlength: int = 0) -> DTensor:
-    """Count the occurrences of each integer, as a pending sum where `x` is cut; see `numpy.bincount`.
+    """Count the occurrences of each integer, as a pending sum where `x` is sharded; see `numpy.bincount`.
 
     The ranks agree on the greatest integer, which is the length of the result.
     """
@@ -111,7 +111,7 @@ def _refuse_complex(name: str, a: Any, bins: Any, limits: Any) -> None:
 
 @implements(np.histogram)
 def histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None) -> Any:
-    """Return the counts of elements in bins, a pending sum where `a` is cut, and the edges; see `numpy.histogram`.
+    """Return the counts of elements in bins, a pending sum where `a` is sharded, and the edges; see `numpy.histogram`.
 
     Complex numbers are counted between given edges only.
     """

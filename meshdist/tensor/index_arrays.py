@@ -1,4 +1,4 @@
-"""Indexing by arrays: integer arrays, also along cut dimensions, and masks."""
+"""Indexing by arrays: integer arrays, also along sharded dimensions, and masks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAME = "x[key]"
 def gathered(y: DTensor, dims: Sequence[int], arrays: Sequence[Any]) -> tuple[DTensor, int, int]:
     """Return `y` indexed by integer arrays along `dims`, and the first and the number of the dimensions they become.
 
-    Along a cut dimension each rank takes what it has, and the result is a pending sum.
+    Along a sharded dimension each rank takes what it has, and the result is a pending sum.
     """
     width, _ = checked_indices(y.shape, dims, arrays)
     y = with_pending(y, open_axes(y.layout, dims))
@@ -59,7 +59,7 @@ def gathered(y: DTensor, dims: Sequence[int], arrays: Sequence[Any]) -> tuple[DT
 def checked_indices(shape: tuple[int, ...], dims: Sequence[int], arrays: Sequence[Any]) -> tuple[int, tuple[int, ...]]:
     """Return the number of dimensions and the shape of integer arrays that are broadcast; raise as NumPy for bad ones.
 
-    Of an array of indices that is cut each rank checks its part, and the error is raised where the bad index is.
+    Of an array of indices that is sharded each rank checks its part, and the error is raised where the bad index is.
     """
     try:
         extent = np.broadcast_shapes(*map(np.shape, arrays))
@@ -120,11 +120,11 @@ def _spread(owned: Any, extent: tuple[int, ...]) -> Any:
 def masked(y: DTensor, dim: int, mask: Any) -> DTensor:
     """Return the elements of `y` where a mask of dimensions `dim` and on is true; they become one dimension.
 
-    Of a cut dimension each rank keeps its part. How many elements that are, the ranks tell each other, if they do not
-    have all of the mask.
+    Of a sharded dimension each rank keeps its part. The ranks exchange how many elements that are, if they do
+    not have all of the mask.
     """
     inner = range(dim + 1, dim + mask.ndim)
-    why = "of the dimensions of a mask only the first may be cut, since what it takes is in the order of all"
+    why = "only the first dimension of a mask may be sharded, since the elements are in the order of all dimensions"
     y = wrap(*uncut(_NAME, y, inner, why), y.mesh)
     if isinstance(mask, DTensor):
         mask = wrap(*uncut(_NAME, mask, [at - dim for at in inner], why, "mask"), mask.mesh)
@@ -142,7 +142,7 @@ def masked(y: DTensor, dim: int, mask: Any) -> DTensor:
 
 
 def rows_of_mask(mask: Any, local: Any, cut: Cut | None, mesh: DeviceMesh) -> tuple[int, Cut | None]:
-    """Return in how many places a mask is true, and how they are cut if its first dimension is.
+    """Return in how many places a mask is true, and how they are sharded if its first dimension is.
 
     Args:
         mask: The mask.

@@ -140,7 +140,7 @@ def fancy(entries: Sequence[Entry]) -> Fancy:
             dim += not isinstance(entry, int)
     arrays = list(filter(is_array, entries))
     if any(array.ndim == 0 for array in arrays) and len(places) > 1:
-        raise TypeError("x[key]: True and False are no indices of DTensors beside integers and arrays")
+        raise TypeError("x[key]: True and False are not valid indices of DTensors beside integers and arrays")
     return Fancy(first, arrays, dims, places[-1] - places[0] >= len(places))
 
 

@@ -36,7 +36,7 @@ from meshdist.tensor.operands import (
 def concatenate(
     arrays: Sequence[Any], axis: int | None = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
 ) -> DTensor:
-    """Return arrays joined along a dimension that is not cut; see `numpy.concatenate`."""
+    """Return arrays joined along a dimension that is not sharded; see `numpy.concatenate`."""
     name = "np.concatenate"
     operands = [array if hasattr(array, "ndim") else np.asarray(array) for array in arrays]
     if axis is None:
@@ -64,7 +64,7 @@ def _without_rows(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 
 def _uncut_all(name: str, operands: list[Any], axis: int) -> list[Any]:
-    """Return operands that are not cut along dimension `axis`; one error names all that are."""
+    """Return operands that are not sharded along dimension `axis`; one error names all that are."""
     mesh = mesh_of(name, operands)
     layouts = [layout_of(operand, mesh) for operand in operands]
     cut = tuple(number for number, layout in enumerate(layouts) if layout.cuts[axis] is not None)
@@ -73,7 +73,7 @@ def _uncut_all(name: str, operands: list[Any], axis: int) -> list[Any]:
     targets = tuple(layout.uncut((axis,)) for layout in layouts)
     refused = tuple(number for number in cut if len(layouts[number].cuts[axis].sizes) > 1)  # type: ignore[union-attr]
     if refused and not may_redistribute.get():
-        why = f"joining along dimension {axis}, which is cut, would move rows between ranks"
+        why = f"joining along dimension {axis}, which is sharded, would move rows between ranks"
         refuse_placements(name, operands, Alignment(targets, {}, {}, refused), mesh, why)
     return [
         wrap(local_of(operand, target, mesh), target, mesh) if number in cut else operand
@@ -126,7 +126,7 @@ def append(arr: Any, values: Any, axis: int | None = None) -> DTensor:
 
 @implements(np.array_split)
 def array_split(ary: DTensor, indices_or_sections: Any, axis: int = 0) -> list[DTensor]:
-    """Return the pieces of an array along a dimension, which may be cut: nothing is sent; see `numpy.array_split`."""
+    """Return the pieces of an array along any dimension; nothing is sent; see `numpy.array_split`."""
     axis = normalized(axis, ary.ndim)
     rows = ary.shape[axis]
     if np.ndim(indices_or_sections):
@@ -166,7 +166,7 @@ for _function, _least, _dim in ((np.vsplit, 2, 0), (np.hsplit, 1, 1), (np.dsplit
 
 @implements(np.repeat)
 def repeat(a: DTensor, repeats: Any, axis: int | None = None) -> DTensor:
-    """Return the array with each row repeated, cut dimensions too; see `numpy.repeat`."""
+    """Return the array with each row repeated, sharded dimensions too; see `numpy.repeat`."""
     if axis is None or a.ndim == 0:
         a, axis = np.ravel(a), axis or 0  # type: ignore[assignment]
     axis = normalized(axis, a.ndim)
@@ -194,7 +194,7 @@ def repeat(a: DTensor, repeats: Any, axis: int | None = None) -> DTensor:
 
 @implements(np.tile)
 def tile(A: DTensor, reps: Any) -> DTensor:
-    """Return the array repeated along dimensions that are not cut; see `numpy.tile`."""
+    """Return the array repeated along dimensions that are not sharded; see `numpy.tile`."""
     times = tuple(map(operator.index, (reps,) if np.ndim(reps) == 0 else reps))
     if min(times, default=0) < 0:
         raise ValueError("negative dimensions are not allowed")
@@ -220,7 +220,7 @@ _MOVING = ("edge", "reflect", "symmetric", "wrap")
 def pad(array: DTensor, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> DTensor:
     """Return the array with rows added at both ends; see `numpy.pad`.
 
-    Along a cut dimension with the modes "constant", "edge" and "empty", without messages: the outer blocks grow.
+    Along a sharded dimension with the modes "constant", "edge" and "empty", without messages: the outer blocks grow.
     """
     ndim = array.ndim
     if isinstance(pad_width, dict):
@@ -271,7 +271,7 @@ def pad(array: DTensor, pad_width: Any, mode: Any = "constant", **kwargs: Any) -
 
 @implements(np.flip)
 def flip(m: DTensor, axis: Any = None) -> DTensor:
-    """Return the array reversed along dimensions that are not cut; see `numpy.flip`."""
+    """Return the array reversed along dimensions that are not sharded; see `numpy.flip`."""
     dims = range(m.ndim) if axis is None else [normalized(dim, m.ndim) for dim in np.atleast_1d(axis).tolist()]
     if len(set(dims)) < len(dims):
         raise ValueError("repeated axis")
@@ -295,7 +295,7 @@ for _function, _least, _dim in ((np.flipud, 1, 0), (np.fliplr, 2, 1)):
 def roll(a: DTensor, shift: Any, axis: Any = None) -> DTensor:
     """Return the array with its rows moved on around a dimension; see `numpy.roll`.
 
-    Along a cut dimension the rows that change their rank are sent.
+    Along a sharded dimension the rows that change their rank are sent.
     """
     if axis is None:
         return np.reshape(roll(np.ravel(a), shift, 0), a.shape)  # type: ignore[arg-type,return-value]
@@ -316,7 +316,7 @@ def roll(a: DTensor, shift: Any, axis: Any = None) -> DTensor:
 
 
 def _rolled(a: DTensor, by: int, dim: int) -> DTensor:
-    """Return the array rolled along a cut dimension: the rows that come first then, and the others, each moved."""
+    """Return the array rolled along a sharded dimension: the rows that come first then, and the others, each moved."""
     cut = a.layout.cuts[dim]
     assert cut is not None
     rows = a.shape[dim]

@@ -21,7 +21,7 @@ _linalg: Any = np.linalg
 def lstsq(a: Any, b: Any, rcond: Any = None) -> tuple[DTensor, DTensor, int, DTensor]:
     """Return the least-squares solution, the residuals, the rank and the singular values; see `numpy.linalg.lstsq`.
 
-    `a` may be a tall matrix that is cut along its rows, and `b` is cut alike: its rows do not move.
+    `a` may be a tall matrix that is sharded along its rows, and `b` is sharded the same way: its rows do not move.
     """
     name = "np.linalg.lstsq"
     mesh = mesh_of(name, (a, b))

@@ -1,4 +1,4 @@
-"""numpy.linalg on DTensors: of matrices that are whole on each rank, and of tall ones cut along their rows."""
+"""numpy.linalg on DTensors: of matrices that are whole on each rank, and of tall ones sharded along their rows."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from meshdist.tensor.operands import aligned, local_of, require
 # ---- Matrices that are whole
 
 _TALL_TOO = {
-    "np.linalg.qr": " (a tall one may be cut along dimension 0, with mode='reduced' or 'r')",
-    "np.linalg.svd": " (a tall one may be cut along dimension 0, with full_matrices=False or compute_uv=False)",
+    "np.linalg.qr": " (a tall one may be sharded along dimension 0, with mode='reduced' or 'r')",
+    "np.linalg.svd": " (a tall one may be sharded along dimension 0, with full_matrices=False or compute_uv=False)",
 }
 
 
@@ -39,7 +39,7 @@ def _whole(name: str, operand: Any, core: int) -> Any:
 
 
 def _on_matrices(function: Any, name: str, operands: tuple[Any, ...], cores: tuple[int, ...], options: Any) -> Any:
-    """Compute on the blocks of stacks of matrices, which are cut along batch dimensions only."""
+    """Compute on the blocks of stacks of matrices, which are sharded along batch dimensions only."""
     for operand, core in zip(operands, cores, strict=True):
         if core == 2 and np.ndim(operand) < 2:
             raise np.linalg.LinAlgError(
@@ -119,7 +119,7 @@ def solve(a: Any, b: Any) -> Any:
 
 
 def _is_tall(a: Any) -> bool:
-    """Return whether `a` is one matrix that is cut, and has as many rows as columns."""
+    """Return whether `a` is one matrix that is sharded, and has as many rows as columns."""
     return (
         isinstance(a, DTensor)
         and a.ndim == 2
@@ -129,10 +129,10 @@ def _is_tall(a: Any) -> bool:
 
 
 def _cut_by_rows(name: str, a: DTensor) -> DTensor:
-    """Return a tall matrix cut along its rows alone: as it is, or else along the axes that cut its columns.
+    """Return a tall matrix sharded along its rows alone: as it is, or else along the axes that shard its columns.
 
     Raises:
-        PlacementError: Its columns are cut, outside of `implicit_redistribution`.
+        PlacementError: Its columns are sharded, outside of `implicit_redistribution`.
     """
     layout = a.layout.resolved()
     by_rows, by_columns = layout.cuts
@@ -144,7 +144,7 @@ def _cut_by_rows(name: str, a: DTensor) -> DTensor:
         parts = math.prod(layout.mesh_shape[axis] for axis in axes)
         by_rows = Cut(axes, chunk_sizes(a.shape[0], parts))
     target = layout.with_cuts((by_rows, None))
-    return wrap(require(name, a, target, "the columns of a tall matrix must not be cut", "a"), target, a.mesh)
+    return wrap(require(name, a, target, "the columns of a tall matrix must not be sharded", "a"), target, a.mesh)
 
 
 def _tall_qr(a: DTensor) -> tuple[Any, Any, ArrayLayout]:
@@ -210,7 +210,7 @@ def _lapack_signs(rows: Any, is_square: bool) -> Any:
 
 @implements(np.linalg.qr)
 def qr(a: Any, mode: str = "reduced") -> Any:
-    """Factor whole matrices, and a tall one that is cut along its rows: Q is cut alike, and R replicates.
+    """Factor whole matrices, and a tall one sharded along its rows: Q is sharded the same way, and R replicates.
 
     Of a tall one the signs are LAPACK's; they may differ for columns that are nearly, but not quite, zero below the
     diagonal.
@@ -225,9 +225,10 @@ def qr(a: Any, mode: str = "reduced") -> Any:
 
 @implements(np.linalg.svd)
 def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
-    """Decompose whole matrices; with `full_matrices=False` or `compute_uv=False` also a tall one cut along its rows.
+    """Decompose whole matrices; with `full_matrices=False` or `compute_uv=False` also one sharded along its rows.
 
-    Of a tall one U is cut alike, and the others replicate. The signs of singular vectors may differ from NumPy's.
+    The latter must be tall: U is sharded the same way, and the others replicate. The signs of singular vectors may
+    differ from NumPy's.
     """
     name = "np.linalg.svd"
     if (full_matrices and compute_uv) or hermitian:

@@ -38,16 +38,16 @@ def local_map(
     Args:
         fn: Takes arrays where the function gets DTensors, and other arguments as they are.
         out_placements: The placements of the result, as in `distribute_tensor`; for several results a tuple of
-            placements, each a list in mesh order or a dict by axis, or None for what is no array and is returned as it
-            is. Nothing is told where they cut nothing, or into blocks of given `sizes`.
+            placements, each a list in mesh order or a dict by axis, or None for what is not an array and is returned
+            as it is. Nothing is exchanged if they shard nothing, or into blocks of given `sizes`.
         in_placements: For each positional argument the placements it must have, None for any. A plain array is the same
-            on every rank, and cut accordingly. None: the blocks are taken as they lie, and of pending reductions this
+            on every rank, and split accordingly. None: the blocks are taken as they lie, and of pending reductions this
             rank's part.
         redistribute_inputs: Redistribute arguments that have other placements, instead of raising.
         device_mesh: The mesh; None: that of the arguments.
 
     Raises:
-        PlacementError: An argument whose cuts are not those of `in_placements`; results that make no array.
+        PlacementError: An argument that is not sharded as `in_placements`; results that make no array.
         ValueError: Another number of arguments or results than of placements; no DTensor and no `device_mesh`; blocks
             of another shape than at the first call with these layouts.
 
@@ -193,9 +193,9 @@ def _whole_shape(block: tuple[int, ...], placements: tuple[Placement, ...]) -> l
 
 @implements(np.apply_along_axis)
 def apply_along_axis(func1d: Callable[..., Any], axis: int, arr: DTensor, *args: Any, **kwargs: Any) -> DTensor:
-    """Call a function on every line along a dimension, which must not be cut; see `numpy.apply_along_axis`.
+    """Call a function on every line along a dimension, which must not be sharded; see `numpy.apply_along_axis`.
 
-    The results have the dimensions that the function returns in place of this one; the others stay cut as they are.
+    The results have the dimensions that the function returns in place of this one; the others stay sharded as they are.
     """
     if not isinstance(arr, DTensor):
         raise TypeError("np.apply_along_axis: the array must be a DTensor where a further argument is one")

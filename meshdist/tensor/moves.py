@@ -94,7 +94,7 @@ def move(local: Any, source: ArrayLayout, target: ArrayLayout, mesh: DeviceMesh)
 def gather_to(local: Any, layout: ArrayLayout, mesh: DeviceMesh, root: int) -> Any:
     """Return the whole array on the rank `root`, and None on the others.
 
-    All ranks of the mesh call it. Only those send that differ from `root` along the axes that cut the array.
+    All ranks of the mesh call it. Only those send that differ from `root` along the axes that shard the array.
 
     Args:
         local: This rank's block, a NumPy or CuPy array.

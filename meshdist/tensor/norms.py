@@ -1,4 +1,4 @@
-"""Norms of vectors and matrices, as reductions; those of singular values where no axis cuts the matrix."""
+"""Norms of vectors and matrices, as reductions; those of singular values where no axis shards the matrix."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def _local_norm(block: Any, axis: Any, keepdims: bool, ord: Any) -> Any:
 
 
 def _on_lines(name: str, function: Callable[..., Any], a: DTensor, axis: Any, keepdims: bool) -> DTensor:
-    """Return what `function(block, axis=, keepdims=)` makes of dimensions that no axis cuts."""
+    """Return what `function(block, axis=, keepdims=)` makes of dimensions that no axis shards."""
     dims = reduced_dims(a.ndim, axis)
     source = a.layout.resolved().uncut(dims)
-    block = require(name, a, source, "the dimensions that it reduces must not be cut")
+    block = require(name, a, source, "the dimensions that it reduces must not be sharded")
     return wrap(
         function(block, axis=dims if a.ndim else None, keepdims=keepdims), without_dims(source, dims, keepdims), a.mesh
     )

@@ -118,10 +118,10 @@ def refuse_placements(
     operands: Sequence[Any],
     alignment: Alignment,
     mesh: DeviceMesh,
-    why: str = "the placements do not fit",
+    why: str = "the placements do not match",
     what: Sequence[str] = (),
 ) -> None:
-    """Raise for operands whose cuts do not fit, with what to write and what that sends."""
+    """Raise for operands whose placements do not match, with what to write and what that sends."""
     names = mesh.mesh_dim_names
     what = what or [f"operand {number}" for number in range(len(operands))]
     found = " and ".join(
@@ -162,11 +162,11 @@ def require(
 ) -> Any:
     """Return this rank's block of `array` in the layout `target`, for an operation that needs it there.
 
-    Pending reductions and further cuts are free to happen; anything else needs `implicit_redistribution`. Messages say
-    `why`, and call the array `what`; with `may_be_shifted` they name what to write for stencils, too.
+    Computing pending reductions and splitting further are allowed; anything else needs `implicit_redistribution`.
+    Messages say `why`, and call the array `what`; with `may_be_shifted` they name what to write for stencils, too.
 
     Raises:
-        PlacementError: What is cut would have to move.
+        PlacementError: What is sharded would have to move.
     """
     is_free = all(
         cut is None or len(cut.sizes) == 1 or (new is not None and cut.is_within(new, target.mesh_shape))
@@ -224,7 +224,7 @@ def written(name: str, result: DTensor, out: DTensor | None, casting: Any = "sam
     Raises:
         TypeError: The result's dtype is not one to cast to that of `out`.
         ValueError: `out` is on another mesh.
-        PlacementError: What is cut would have to move.
+        PlacementError: What is sharded would have to move.
     """
     if out is None:
         return result

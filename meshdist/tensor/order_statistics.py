@@ -1,4 +1,4 @@
-"""Medians, quantiles and percentiles; along what is cut, by distributed selection, without moving the elements."""
+"""Medians, quantiles and percentiles; along what is sharded, by distributed selection, without moving the elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placements: what an axis of a mesh does to an array: cut a dimension, repeat it, or leave a reduction pending."""
+"""Placements: what an axis of a mesh does to an array: shard a dimension, replicate it, or leave it pending."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from meshdist.arrays.reduce_op import ReduceOp
-from meshdist.mesh.layout.axes_and_chunks import UnknownAxisError
+from meshdist.errors import UnknownAxisError
 from meshdist.system.plurals import counted
 
 PENDING_OPS = ("sum", "product", "max", "min", "avg")
@@ -23,10 +23,10 @@ class Shard:
     """The ranks along the axis hold consecutive blocks of dimension `dim`.
 
     Args:
-        dim: The dimension that is cut; negative ones count from the last.
+        dim: The dimension that is sharded; negative ones count from the last.
         sizes: The number of rows of each block, which may be 0. None: blocks of ceil(rows / ranks) rows, the last ones
-            smaller or empty, as `torch.chunk` cuts. Where an axis further out cuts the same dimension into blocks of
-            several sizes, a tuple of sizes for each of them.
+            smaller or empty, as `torch.chunk` splits. Where an axis further out shards the same dimension into blocks
+            of several sizes, a tuple of sizes for each of them.
 
     Example:
         >>> Shard(0), Shard(1, sizes=(5, 0, 3))

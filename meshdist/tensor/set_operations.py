@@ -65,7 +65,7 @@ def _operands(name: str, *arrays: Any) -> list[DTensor]:
 
 
 def _flat(array: DTensor) -> DTensor:
-    """Return the elements in one dimension, in any order where they are cut."""
+    """Return the elements in one dimension, in any order where they are sharded."""
     if array.ndim == 1:
         return array
     if is_whole(array.layout, None):
@@ -84,7 +84,7 @@ def _counted(name: str, ar1: Any, ar2: Any, assume_unique: bool) -> tuple[DTenso
 def _pooled(name: str, arrays: list[DTensor]) -> DTensor:
     """Return the elements of vectors as one, each on the rank that has it: in an order that differs from NumPy's.
 
-    Those that are not cut are, as the first that is.
+    Those that are not sharded are, as the first that is.
     """
     mesh = arrays[0].mesh
     module = array_module(mesh)
@@ -104,7 +104,7 @@ def _pooled(name: str, arrays: list[DTensor]) -> DTensor:
             if array.layout.cuts[0] is None:
                 blocks.append(local_of(array, target, mesh))
             else:
-                blocks.append(require(name, array, target, "the arrays must be cut along the same axes"))
+                blocks.append(require(name, array, target, "the arrays must be sharded along the same axes"))
         sizes += own.sizes
     layout = ArrayLayout.of_cuts((int(sizes.sum()),), mesh.shape, (Cut(cut.axes, tuple(map(int, sizes))),), {})
     block = module.concatenate(blocks)

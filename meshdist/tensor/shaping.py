@@ -121,8 +121,8 @@ def reshape(
 ) -> DTensor:
     """Return the array with another shape, where no element changes its rank; see `numpy.reshape`.
 
-    The elements stay where they are if each cut dimension is the outermost of those that are split or merged with it,
-    and blocks are of whole rows of the result.
+    The elements stay where they are if each sharded dimension is the outermost of those that are split or merged with
+    it, and blocks are of whole rows of the result.
 
     Raises:
         ValueError: Order "A" or "K" of several dimensions, or `copy=False`: how the blocks lie in memory may differ

@@ -1,4 +1,4 @@
-"""sort, argsort and searchsorted: local along what is not cut, by sample sort along what is."""
+"""sort, argsort and searchsorted: local along what is not sharded, by sample sort along what is."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _sorted(name: str, a: DTensor, axis: Any, kind: Any, order: Any, stable: boo
 
 @implements(np.sort)
 def sort(a: DTensor, axis: Any = -1, kind: Any = None, order: Any = None, *, stable: bool | None = None) -> DTensor:
-    """Sort along a dimension; what is cut keeps its blocks' sizes."""
+    """Sort along a dimension; what is sharded keeps its blocks' sizes."""
     return _sorted("sort", a, axis, kind, order, stable)
 
 
@@ -165,7 +165,7 @@ def argsort(a: DTensor, axis: Any = -1, kind: Any = None, order: Any = None, *, 
 
 @implements(np.searchsorted)
 def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> DTensor:
-    """Search in the blocks: where the sorted array is cut, the result is a pending sum of what each block counts."""
+    """Search in the blocks: where the sorted array is sharded, the result is a pending sum of each block's counts."""
     if np.ndim(a) != 1:
         raise ValueError("np.searchsorted: a must have one dimension")
     if side not in ("left", "right"):

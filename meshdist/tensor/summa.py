@@ -1,4 +1,4 @@
-"""SUMMA: the product of matrices that a 2-d mesh cuts along both dimensions, by broadcasts of panels.
+"""SUMMA: the product of matrices that a 2-d mesh shards along both dimensions, by broadcasts of panels.
 
 R. van de Geijn and J. Watts, SUMMA: scalable universal matrix multiplication algorithm, 1997.
 """
@@ -19,18 +19,18 @@ from meshdist.tensor.placements import PlacementError, Shard, placements_text
 
 
 def summa(a: DTensor, b: DTensor, panel: int | None = None) -> DTensor:
-    """Return `a @ b` of two matrices whose rows the first axis of a 2-d mesh cuts, and whose columns the second.
+    """Return `a @ b` of two matrices whose rows the first axis of a 2-d mesh shards, and whose columns the second.
 
     Panel by panel, the ranks that hold columns of `a` broadcast them along the second axis, those that hold the rows of
     `b` along the first, and every rank adds the product to its block. It needs memory for one panel of each at a time.
 
     Args:
         a: Shape `(m, k)`, placed as `[Shard(0), Shard(1)]` in blocks of any sizes.
-        b: Shape `(k, n)`, placed alike.
+        b: Shape `(k, n)`, placed the same way.
         panel: The most columns of `a` in one panel. None: as many as one rank of both has.
 
     Returns:
-        Shape `(m, n)`: its rows are cut as those of `a`, its columns as those of `b`.
+        Shape `(m, n)`: its rows are sharded as those of `a`, its columns as those of `b`.
 
     Raises:
         TypeError: Not two DTensors.

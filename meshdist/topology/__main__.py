@@ -12,6 +12,7 @@ import sys
 
 import meshdist
 from meshdist.runtime.rank_text import ranks_text
+from meshdist.system.command_lines import until_closed
 from meshdist.topology import Topology, calibrate
 
 
@@ -74,4 +75,4 @@ def tree(topology: Topology) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_closed(main))

@@ -129,7 +129,7 @@ def _children(parts: Sequence[Part], by_name: dict[str, Part]) -> dict[str, list
             continue
         if part.parent not in by_name:
             raise ValueError(
-                f"topology: the parent of {part.name!r} is {part.parent!r}, which is no part; there are"
+                f"topology: the parent of {part.name!r} is {part.parent!r}, which is not a part; there are"
                 f" {_some(by_name)}"
             )
         children.setdefault(part.parent, []).append(part)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshdist.mesh.layout.axes_and_chunks import UnknownAxisError, checked_names
+from meshdist.errors import UnknownAxisError
+from meshdist.mesh.layout.axes_and_chunks import checked_names
 from meshdist.system.plurals import counted
 
 if TYPE_CHECKING:

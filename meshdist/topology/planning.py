@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 
-from meshdist.mesh.layout.axes_and_chunks import UnknownAxisError, checked_names
+from meshdist.errors import UnknownAxisError
+from meshdist.mesh.layout.axes_and_chunks import checked_names
 from meshdist.system.plurals import counted
 from meshdist.topology.algorithms import collective_name
 from meshdist.topology.cost_model import CostModel, axis_rows

@@ -87,7 +87,7 @@ def _read(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     try:
         table: Mapping[str, Any] = toml.loads(read_bounded(path))
     except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TomlError(f"{os.fspath(path)}: this is no TOML: {error}") from None
+        raise TomlError(f"{os.fspath(path)}: this is not valid TOML: {error}") from None
     except RecursionError:
         raise TomlError(f"{os.fspath(path)}: its tables and lists are nested too deep") from None
     except ValueError as error:

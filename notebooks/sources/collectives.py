@@ -15,7 +15,7 @@ import meshdist as dist
 # %% [markdown]
 # ## From one to all: broadcast, scatter
 #
-# `broadcast` copies the array of one rank to all others. `scatter` cuts it into pieces, and each rank gets one.
+# `broadcast` copies the array of one rank to all others. `scatter` splits it into blocks, one for each rank.
 
 
 # %%

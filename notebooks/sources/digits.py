@@ -1,9 +1,9 @@
 # %% [markdown]
 # # The same training on one rank and on four
 #
-# A network of two layers learns handwritten digits: on one rank, with the batch cut in two (data parallel, "dp"), with
-# the hidden units cut in two (tensor parallel, "tp"), and with both on a mesh of 2 x 2. It is one program, and its
-# loss does not depend on the mesh.
+# A network of two layers learns handwritten digits: on one rank, with the batch split in two (data parallel, "dp"),
+# with the hidden units split in two (tensor parallel, "tp"), and with both on a mesh of 2 x 2. It is one program, and
+# its loss does not depend on the mesh.
 #
 # The functions of the network are in [examples/digits_network.py](../examples/digits_network.py);
 # [examples/train_digits.py](../examples/train_digits.py) is the same as a script. Run this notebook in the folder

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # NumPy on four ranks
 #
-# `meshdist.tensor` has arrays that are distributed over a mesh: each axis of the mesh cuts a dimension, repeats the
+# `meshdist.tensor` has arrays that are distributed over a mesh: each axis of the mesh shards a dimension, repeats the
 # array, or leaves a reduction pending. NumPy's functions take them. Here four worker processes, arranged two by two,
 # run the cells that begin with `%%mesh`; all of them execute every line.
 
@@ -13,7 +13,7 @@
 # from matplotlib import pyplot
 # from meshdist.tensor import PlacementError, Shard, distribute_tensor, map_overlap, random
 #
-# x = distribute_tensor(np.arange(48.0).reshape(6, 8), mesh, {"dp": Shard(0)})  # cut by rows; the same along tp
+# x = distribute_tensor(np.arange(48.0).reshape(6, 8), mesh, {"dp": Shard(0)})  # sharded by rows; replicated along tp
 # if rank == 0:
 #     print(x)
 #     x.show("text")
@@ -22,7 +22,7 @@
 # ## Pictures of arrays
 #
 # `x.show("plot")` draws each block with the ranks that hold it; the calling rank's block is framed. It sends nothing,
-# so one rank may call it alone. A product of matrices whose other dimensions are cut is cut along both:
+# so one rank may call it alone. A product of matrices whose other dimensions are sharded is sharded along both:
 
 # %%
 # %%mesh
@@ -61,14 +61,14 @@
 #     print("2 * z.T    ", (2 * z.T).placements)
 #     figure, axes = pyplot.subplots(1, 2, figsize=(7.5, 3.6), layout="constrained")
 #     z.show("plot", ax=axes[0])
-# cut = z.redistribute({"tp": Shard(0)})  # a reduce_scatter
+# sharded = z.redistribute({"tp": Shard(0)})  # a reduce_scatter
 # if rank == 0:
-#     cut.show("plot", ax=axes[1])
+#     sharded.show("plot", ax=axes[1])
 
 # %% [markdown]
-# ## What is cut stays where it is
+# ## Sharded arrays stay where they are
 #
-# Two cuts that do not fit are an error, not a hidden transfer of a large array. The error says what to write.
+# Shardings that do not match are an error, not a hidden transfer of a large array. The error says what to write.
 
 # %%
 # %%mesh

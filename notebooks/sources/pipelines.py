@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Pipelines, drawn
 #
-# A model that is too large for one rank is cut into stages. While the second stage works on the first micro-batch, the
-# first stage works on the second one. The order of the forwards and backwards of all ranks is the *schedule*. This
+# A model that is too large for one rank is split into stages. While the second stage works on the first micro-batch,
+# the first stage works on the second one. The order of the forwards and backwards of all ranks is the *schedule*. This
 # notebook draws schedules, finds what is wrong with one made by hand, and trains a network of four stages.
 
 # %%
@@ -30,7 +30,7 @@ for ax, schedule in zip(axes, schedules, strict=True):
 
 # %% [markdown]
 # A backward takes twice as long as a forward. The white is the *bubble*: ranks have nothing to do. 1F1B has the same
-# bubble as GPipe, and keeps fewer activations. ZB-H1 cuts the backward into two halves: the next rank waits for the
+# bubble as GPipe, and keeps fewer activations. ZB-H1 splits the backward into two halves: the next rank waits for the
 # gradient of the input only, and the gradient of the weights fills gaps.
 
 # %%

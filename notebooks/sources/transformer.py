@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A transformer on four ranks
 #
-# A small language model learns to write like the documentation of this project. The batch is cut along "dp", the heads
-# and hidden units along "tp", the layers along "pp". The losses are the same on every mesh.
+# A small language model learns to write like the documentation of this project. The batch is split along "dp", the
+# heads and hidden units along "tp", the layers along "pp". The losses are the same on every mesh.
 #
 # This notebook uses the functions of [examples/train_transformer.py](../examples/train_transformer.py), so run it in
 # the folder `notebooks` of a clone of the repository.

@@ -84,7 +84,7 @@ tell(program, ranks=2)
 #
 # On one group that is a disagreement as above. On two groups it is a deadlock: rank 0 waits in the first group for
 # rank 1, which waits in the second one for rank 0. Ranks that have waited for a second look at each other: once the
-# cycle is proven, all of them raise it.
+# deadlock is certain, all of them raise it.
 
 
 # %% varies

@@ -1,8 +1,10 @@
 """Sizes as users write them, the rows of the table, and the values that are compared."""
 
 import numpy as np
+import pytest
 
 from meshdist.arrays.reduce_op import ReduceOp
+from meshdist.bench.figure import draw
 from meshdist.bench.measuring import Row
 from meshdist.bench.results import line, parse_size, series, show_size
 from meshdist.bench.values import Part, Values
@@ -17,6 +19,39 @@ def test_sizes():
 def test_row_of_the_table():
     row = Row("all_reduce", 4096, 1024, 100, 3.141, 2.5, 9.0, 12.0, 1.304, 1.304, 0)
     assert line(row).split() == ["4", "KiB", "1024", "100", "3.14", "2.50", "12.0", "1.30", "1.30", "0"]
+
+
+def drawn(monkeypatch, tmp_path, names, most_us=40.0):
+    """Return the figure of a measurement of these operations, whose times are 10 us to `most_us`."""
+    figure = pytest.importorskip("matplotlib.figure", reason="pictures need matplotlib")
+    saved = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *args, **kwargs: saved.append(self))
+    rows = [
+        Row(name, size, size // 4, 100, 10.0, 9.0, 20.0, most_us, 1.0, 1.0, 0)
+        for name in names
+        for size in (8, 32, 128)
+    ]
+    draw(tmp_path / "plot.png", rows, "a test")
+    return saved[0]
+
+
+@pytest.mark.parametrize("most_us", [15.0, 40.0, 900.0, 1e6])
+def test_a_plot_has_the_curves_of_the_table_and_ticks_to_read_them(monkeypatch, tmp_path, most_us):
+    axes = drawn(monkeypatch, tmp_path, ["all_reduce"], most_us).axes[0]
+    _, tail = axes.get_lines()
+    assert (tail.get_label(), list(tail.get_ydata())) == ("99th percentile", [most_us] * 3)
+    lowest, highest = axes.get_ylim()
+    assert 3 <= len([tick for tick in axes.get_yticks() if lowest <= tick <= highest]) <= 10
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_no_panel_of_a_plot_is_empty(monkeypatch, tmp_path, count):
+    figure = drawn(monkeypatch, tmp_path, [f"call{number}" for number in range(count)])
+    assert len(figure.axes) == count + 1
+    assert all(axes.get_lines() for axes in figure.axes)
+    rows, columns = figure.axes[0].get_gridspec().get_geometry()
+    spans = [axes.get_subplotspec() for axes in figure.axes]
+    assert sum(len(span.rowspan) * len(span.colspan) for span in spans) == rows * columns
 
 
 def test_wrong_elements_are_counted():

@@ -689,7 +689,7 @@ def test_arrays_are_compared(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     rows = [line[:36].strip() for line in done.stdout.splitlines()[2:]]
-    assert rows[0] == "a + b, cut alike"
+    assert rows[0] == "a + b, sharded the same way"
     assert rows[6:] == [
         f"{move}, 8 KiB"
         for move in ("Shard(0) to Shard(1)", "Shard(0) to Replicate", "Partial to Replicate", "Partial to Shard(0)")

@@ -98,7 +98,7 @@ def test_ranks_that_fare_alike_are_told_of_together(job):
     first = {"ended_s": 100.2, "error": "E: recv on group 'w' (rank 0 of 3): rank 2 (pid 17 on here) has died"}
     passed_on = {
         "ended_s": 104.0,
-        "error": "E: recv on group 'w' (rank 1 of 3): rank 0 gave up: ... rank 2 (pid 17 on here) has died",
+        "error": "E: recv on group 'w' (rank 1 of 3): rank 0 failed: ... rank 2 (pid 17 on here) has died",
     }
     said = "error after 0.2 to 4.0 s: `E: recv on group 'w' (rank 0 of 3): rank 2 (pid 4711 on node1) has died`"
     assert job(first, passed_on) == said

@@ -81,14 +81,14 @@ GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is not of safetensors, or is cut short: it has 0 bytes"),
-        (b"PK\3\4" * 10, "is not of safetensors, or is cut short: it has 40 bytes"),
-        (header({"x": GOOD}, length=1 << 62), "is cut short"),
-        (header(b"no json"), "its header is no JSON of arrays"),
-        (header(b"[1]"), "its header is no JSON of arrays"),
-        (header({"x": {"dtype": "F32"}}), "its header is no JSON of arrays"),
+        (b"", "is not a safetensors file, or is truncated: it has 0 bytes"),
+        (b"PK\3\4" * 10, "is not a safetensors file, or is truncated: it has 40 bytes"),
+        (header({"x": GOOD}, length=1 << 62), "is truncated"),
+        (header(b"no json"), "its header does not describe arrays"),
+        (header(b"[1]"), "its header does not describe arrays"),
+        (header({"x": {"dtype": "F32"}}), "its header does not describe arrays"),
         (header({"x": GOOD}, b"1234567"), "is damaged: array 'x' of F32 and shape [2] is said to lie at bytes 0 to 8"),
-        (header({"x": GOOD}, b"123456789"), "is cut short or damaged: 8 bytes of arrays, 9 found"),
+        (header({"x": GOOD}, b"123456789"), "is truncated or damaged: 8 bytes of arrays, 9 found"),
         (
             header({"x": {**GOOD, "dtype": "F4"}}, b"12345678"),
             "array 'x' has the unsupported dtype F4; supported are BOOL, U8",
@@ -97,8 +97,8 @@ GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (header({"x": {**GOOD, "shape": [-2]}}, b"12345678"), "is damaged: array 'x' of F32 and shape [-2]"),
         (header({"x": {**GOOD, "shape": "22"}}, b"12345678"), "is damaged: array 'x' of F32"),
         (header({"x": GOOD, "y": GOOD}, b"12345678"), "is damaged: array 'y'"),
-        (header({"x": {**GOOD, "data_offsets": [0, "8"]}}, b"12345678"), "its header is no JSON of arrays"),
-        (header({"x": {**GOOD, "data_offsets": [0]}}, b"12345678"), "its header is no JSON of arrays"),
+        (header({"x": {**GOOD, "data_offsets": [0, "8"]}}, b"12345678"), "its header does not describe arrays"),
+        (header({"x": {**GOOD, "data_offsets": [0]}}, b"12345678"), "its header does not describe arrays"),
         (header({"x": {**GOOD, "data_offsets": [4, 12]}}, b"123456789012"), "is damaged: array 'x'"),
     ],
 )

@@ -290,7 +290,7 @@ def test_what_is_no_checkpoint_is_not_replaced(tmp_path):
 
     def program():
         for step in (1, 2, 3):
-            with pytest.raises(FileExistsError, match=f"step-{step} is there, and is no checkpoint: move it away"):
+            with pytest.raises(FileExistsError, match=f"step-{step} exists and is not a checkpoint: move it away"):
                 save(tmp_path, TREE, step=step, overwrite=True)
         return save(tmp_path, TREE, step=4).name
 

@@ -99,11 +99,11 @@ def test_what_a_world_and_its_groups_have(given, backend, config):
 
 
 WRONG = {
-    "no backend": ("cpu:", r"'cpu:' is no pair"),
-    "no device": (":gloo", r"':gloo' is no pair"),
-    "no colon": ("cpu:gloo,nccl", r"'nccl' is no pair"),
-    "a comma too many": ("cpu:gloo,", r"'' is no pair"),
-    "two colons": ("cpu:gloo:nccl", r"'cpu:gloo:nccl' is no pair"),
+    "no backend": ("cpu:", r"'cpu:' is not a pair"),
+    "no device": (":gloo", r"':gloo' is not a pair"),
+    "no colon": ("cpu:gloo,nccl", r"'nccl' is not a pair"),
+    "a comma too many": ("cpu:gloo,", r"'' is not a pair"),
+    "two colons": ("cpu:gloo:nccl", r"'cpu:gloo:nccl' is not a pair"),
     "unknown device": ("tpu:gloo", r"unknown device type 'tpu'; choose from cpu, cuda"),
     "device twice": ("cpu:gloo,cpu:gloo", r"device type 'cpu' comes twice"),
     "unknown backend": ("cpu:fast", r"unknown backend 'fast'; choose from .*gloo"),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import meshdist as dist
+from meshdist import functional
 from meshdist.runtime.call import Elements, ShapeRule, Signature
 from meshdist.runtime.call_check import CallCheck
 from meshdist.runtime.call_site import call_site
@@ -33,24 +34,54 @@ def described(calls, ranks):
 
 def test_disagreement_joins_the_ranks_of_one_call():
     calls = {0: "a() at x.py:1", 2: "b() at x.py:2", 1: "a() at x.py:1"}
-    assert described(calls, range(3)) == "the ranks disagree: ranks 0, 1 call a() at x.py:1; rank 2 calls b() at x.py:2"
-    assert described({3: "a()", 1: "b()"}, range(4)) == "the ranks disagree: rank 1 calls b(); rank 3 calls a()"
+    assert described(calls, range(3)) == (
+        "the ranks disagree\n  ranks 0, 1 call a() at x.py:1\n  rank 2 calls b() at x.py:2"
+    )
+    assert described({3: "a()", 1: "b()"}, range(4)) == "the ranks disagree\n  rank 1 calls b()\n  rank 3 calls a()"
+
+
+def of_different_lengths(name):
+    x = np.ones(3 + dist.get_rank())
+    calls = {
+        "all_gather": lambda: functional.all_gather(x),
+        "all_gather along an axis": lambda: functional.all_gather(x, axis=0),
+        "all_gather_into_tensor": lambda: functional.all_gather_into_tensor(x),
+        "gather": lambda: functional.gather(x),
+        "all_reduce": lambda: functional.all_reduce(x),
+    }
+    with pytest.raises(dist.DistBackendError) as raised:
+        calls[name]()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["all_gather", "all_gather along an axis", "all_gather_into_tensor", "gather"])
+def test_arrays_of_different_lengths_are_told_how_to_gather_them(name):
+    for message in dist.run(of_different_lengths, 2, (name,), timeout=20):
+        assert message.startswith(f"{name.partition(' ')[0]} on group 'world'")
+        assert message.splitlines()[-1].startswith("  to gather arrays of different lengths, gather the lengths first")
+
+
+def test_other_disagreements_have_no_advice():
+    for message in dist.run(of_different_lengths, 2, ("all_reduce",), timeout=20):
+        assert len(message.splitlines()) == 3
+    calls = {0: "gather(float64[3], root=0) at a.py:1", 1: "gather(float64[4], root=1) at a.py:2"}
+    assert "different lengths" not in described(calls, range(2))
 
 
 def test_disagreement_says_global_ranks_where_they_are_others():
     calls = {0: "a()", 1: "a()", 2: "b()"}
     assert described(calls, (0, 3, 5)) == (
-        "the ranks disagree: ranks 0, 1 (global ranks 0, 3) call a(); rank 2 (global rank 5) calls b()"
+        "the ranks disagree\n  ranks 0, 1 (global ranks 0, 3) call a()\n  rank 2 (global rank 5) calls b()"
     )
     many = dict.fromkeys(range(40), "a()")
-    assert described(many, range(40)).startswith("the ranks disagree: ranks 0-39 call ")
+    assert described(many, range(40)).startswith("the ranks disagree\n  ranks 0-39 call ")
 
 
 def test_ranks_that_disagree_are_heard_before_it_is_told():
     said, heard = [], iter([{}, {1: "b()"}, {1: "b()", 2: "b()"}])
     error = CallCheck(0, range(3)).explain(Signature("a()"), 2, said.append, lambda: next(heard))
-    assert re.fullmatch(r"the ranks disagree: rank 0 calls (a\(\) at \S+); ranks 1, 2 call b\(\)", str(error))
-    assert said == [re.search(r"a\(\) at [^;]+", str(error))[0]]
+    assert re.fullmatch(r"the ranks disagree\n  rank 0 calls (a\(\) at \S+)\n  ranks 1, 2 call b\(\)", str(error))
+    assert said == [re.search(r"a\(\) at \S+", str(error))[0]]
 
 
 def where_am_i():
@@ -130,5 +161,5 @@ def test_element_counts_know_the_shapes():
 
 def test_calls_that_disagree_are_listed_by_rank():
     calls = {0: "barrier() at a.py:3", 1: "barrier() at a.py:3", 2: "send()"}
-    expected = "the ranks disagree: ranks 0, 1 call barrier() at a.py:3; rank 2 calls send()"
+    expected = "the ranks disagree\n  ranks 0, 1 call barrier() at a.py:3\n  rank 2 calls send()"
     assert str(CallCheck(0, range(3)).error(calls)) == expected

@@ -99,7 +99,7 @@ def test_what_is_no_record_is_unknown(data):
     ("departure", "words"),
     [
         (Departure(PeerExit.DESTROYED_GROUP), "has destroyed the group"),
-        (Departure(PeerExit.LEFT_WORLD), "has left the world"),
+        (Departure(PeerExit.LEFT_WORLD), "called destroy_process_group()"),
         (Departure(PeerExit.ENDED), "has ended without destroy_process_group()"),
         (Departure(PeerExit.FINISHED), "has finished"),
         (Departure.of_status(3), "exited with status 3"),
@@ -117,9 +117,9 @@ def test_what_is_no_record_is_unknown(data):
         (Departure(PeerExit.RAISED, detail="ValueError: %s"), "raised ValueError: %s"),
         (Departure(PeerExit.INTERRUPTED, detail="KeyboardInterrupt"), "was interrupted by KeyboardInterrupt"),
         (Departure(PeerExit.NOT_BEGUN, detail="no"), "did not begin: no"),
-        (Departure(PeerExit.GAVE_UP, detail="no"), "gave up: no"),
-        (Departure(PeerExit.GAVE_UP, detail="no", call=CALL), "gave up: no; this is call 18, at train.py:42"),
-        (Departure(PeerExit.GAVE_UP, detail="no", first="rank 2"), "gave up, as rank 2 gave up: no"),
+        (Departure(PeerExit.GAVE_UP, detail="no"), "failed: no"),
+        (Departure(PeerExit.GAVE_UP, detail="no", call=CALL), "failed: no; this is call 18, at train.py:42"),
+        (Departure(PeerExit.GAVE_UP, detail="no", first="rank 2"), "failed because rank 2 failed: no"),
     ],
 )
 def test_the_words(departure, words):
@@ -129,7 +129,7 @@ def test_the_words(departure, words):
 @pytest.mark.parametrize(
     ("how", "left_out", "words"),
     [
-        (PeerExit.LEFT_WORLD, LeftOut.CALL, "rank 1 has left the world without making this call"),
+        (PeerExit.LEFT_WORLD, LeftOut.CALL, "rank 1 called destroy_process_group() without making this call"),
         (
             PeerExit.ENDED,
             LeftOut.SEND,
@@ -185,11 +185,11 @@ def test_what_was_raised_is_said_behind_the_reason_and_a_peers_end_is_passed_on(
     assert str(giving_up("it raised", ValueError("boom\nmore"))) == "it raised ValueError: boom"
     error = peer_gone("rank 1", Departure(PeerExit.GAVE_UP, detail="no"), LeftOut.CALL)
     error.locate(WHERE, CALL)
-    assert in_words(error) == f"DistBackendError: {WHERE}: rank 1 gave up: no"
-    assert describe(gave_up(giving_up("it raised", error))) == "gave up, as rank 1 gave up: no"
+    assert in_words(error) == f"DistBackendError: {WHERE}: rank 1 failed: no"
+    assert describe(gave_up(giving_up("it raised", error))) == "failed because rank 1 failed: no"
     error = peer_gone("rank 1", Departure(PeerExit.DIED), LeftOut.CALL)
     error.locate(WHERE, CALL)
-    assert describe(gave_up(giving_up("it raised", error))) == f"gave up: it raised DistBackendError: {error}"
+    assert describe(gave_up(giving_up("it raised", error))) == f"failed: it raised DistBackendError: {error}"
 
 
 def test_very_many_that_are_gone_are_counted():
@@ -216,11 +216,11 @@ def test_the_words_of_an_end():
     assert killed.exit is PeerExit.SIGNALLED
     assert describe(killed) == "was killed by SIGKILL"
     assert Departure.decode(killed.encode()) == killed
-    assert describe(Departure(PeerExit.LEFT_WORLD)) == "has left the world"
+    assert describe(Departure(PeerExit.LEFT_WORLD)) == "called destroy_process_group()"
     assert describe(Departure(PeerExit.EXITED, 3)) == "exited with status 3"
     passed_on = Departure(PeerExit.GAVE_UP, detail="it raised ValueError: boom", first="rank 1 (pid 7 on n)")
-    assert describe(passed_on) == "gave up, as rank 1 (pid 7 on n) gave up: it raised ValueError: boom"
-    assert describe(gave_up(DistError("it raised ValueError: boom"))) == "gave up: it raised ValueError: boom"
+    assert describe(passed_on) == "failed because rank 1 (pid 7 on n) failed: it raised ValueError: boom"
+    assert describe(gave_up(DistError("it raised ValueError: boom"))) == "failed: it raised ValueError: boom"
 
 
 def test_errors_in_words():
@@ -230,9 +230,10 @@ def test_errors_in_words():
 
 def test_the_errors_of_calls_whose_peers_are_gone():
     left = Departure(PeerExit.LEFT_WORLD)
-    assert str(peer_gone("rank 1", left, LeftOut.SEND)) == "rank 1 has left the world without sending a message"
+    error = peer_gone("rank 1", left, LeftOut.SEND)
+    assert str(error) == "rank 1 called destroy_process_group() without sending a message"
     error = nobody_left({"rank 1": Departure(PeerExit.DIED), "rank 2": left})
-    assert str(error) == "all others are gone: rank 1 has died; rank 2 has left the world"
+    assert str(error) == "all others are gone: rank 1 has died; rank 2 called destroy_process_group()"
     assert any_of([1, 2], "rank {}".format) == "any rank"
     assert any_of([1], "rank {}".format) == "rank 1, the only other rank,"
 
@@ -244,7 +245,7 @@ def test_a_rank_that_gives_up_and_leaves_between_two_looks_has_given_up(monkeypa
     def gone_meanwhile(options, rank):
         """Return how the rank has left, once it has: it was still there when the room was looked at."""
         looked.set()
-        until(lambda: gone(options, rank) is not None, "the rank has left the world")
+        until(lambda: gone(options, rank) is not None, "the rank called destroy_process_group()")
         return gone(options, rank)
 
     def main():
@@ -259,4 +260,4 @@ def test_a_rank_that_gives_up_and_leaves_between_two_looks_has_given_up(monkeypa
             group.recv(np.zeros(3), 1)
         return str(caught.value)
 
-    assert "rank 1 gave up: no luck" in dist.run(main, 2, timeout=20)[0]
+    assert "rank 1 failed: no luck" in dist.run(main, 2, timeout=20)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import traceback
 
 import numpy as np
 import pytest
@@ -121,7 +122,37 @@ def test_how_the_axes_of_a_mesh_are_named(call, words):
         (lambda: dist.ReduceOp("mean"), "unknown op 'mean'; choose from sum, product, min"),
         (lambda: dist.ReduceOp("mean"), "; did you mean 'avg'?"),
         (lambda: dist.isend(np.array([{}]), 0), OBJECTS),
-        (lambda: dist.isend({"a": 1}, 0), f"tensor must be an array, got dict{OBJECTS}"),
+        (
+            lambda: dist.isend({"a": 1}, 0),
+            f"tensor must be an array, got dict; pass its arrays one by one, or{OBJECTS[1:]}",
+        ),
+        (
+            lambda: dist.all_reduce({"a": np.ones(2)}),
+            "got dict; functional.all_reduce takes dicts of arrays, and returns the result",
+        ),
+        (
+            lambda: mesh_of_one().shift({"a": np.ones(2)}),
+            "x must be an array, got dict; pass its arrays one by one, or",
+        ),
+        (
+            lambda: dist.all_reduce([1.0, 2.0]),
+            "use np.array(tensor), or functional.all_reduce, which takes numbers and",
+        ),
+        (lambda: dist.recv([0.0] * 4), "got list; make an array for the result, as buf = np.empty(4), and pass that"),
+        (lambda: dist.irecv(0.0), "got float; make an array for the result, as buf = np.empty(()), and pass that"),
+        (lambda: dist.send([0.0] * 4, 0), "tensor must be an array, got list; use np.array(tensor)"),
+        (
+            lambda: dist.all_gather_into_tensor([0.0] * 4, np.ones(4)),
+            "got a list of 4 elements; make an array for the result, as buf = np.empty(4), and pass that",
+        ),
+        (lambda: dist.all_reduce(np.ones(1), reduce_op="sum"), "'reduce_op'; did you mean op=?"),
+        (lambda: dist.all_reduce(np.ones(1), op="maxloc"), "avg; the place of an extreme is not supported: gather"),
+        (lambda: dist.ReduceOp.MINLOC, "PREMUL_SUM; the place of an extreme is not supported: gather the values"),
+        (lambda: dist.waitany, "'waitany': `is_completed()` of a Work tells whether it is done"),
+        (lambda: dist.waitsome, "'waitsome': `is_completed()` of a Work tells whether it is done"),
+        (lambda: dist.waitall, "'waitall': write `for work in works: work.wait()`"),
+        (lambda: dist.testany, "'testany': write `[work for work in works if work.is_completed()]`"),
+        (lambda: dist.Testall, "'Testall': write `all(work.is_completed() for work in works)`"),
         (lambda: dist.isend("abc", 0), f"tensor must be an array, got str{OBJECTS}"),
         (lambda: dist.all_reduce(3), "got int; use np.array(tensor), or functional.all_reduce, which takes numbers"),
         (lambda: functional.all_reduce("x"), "all_reduce on group 'world' (rank 0 of 1): x must be an array, got str"),
@@ -137,6 +168,32 @@ def test_names_and_arguments_that_are_called_otherwise(call, words):
 
 
 @pytest.mark.parametrize(
+    ("call", "name"),
+    [(lambda: dist.new_group(rank=[0]), "new_group"), (lambda: dist.recv(np.ones(1), source=0), "recv")],
+)
+def test_a_wrong_argument_is_raised_by_the_function_of_that_name(call, name):
+    def main():
+        with pytest.raises(TypeError, match="; did you mean") as raised:
+            call()
+        return traceback.extract_tb(raised.value.__traceback__)[1:]
+
+    (frames,) = dist.run(main, 1)
+    *_, last = frames
+    assert last.name == name
+    assert last.line == "raise wrong_arguments"
+
+
+def test_the_traceback_of_a_rank_ends_at_the_line_of_the_user():
+    def main():
+        dist.all_reduce(np.ones(1), op="none")
+
+    with pytest.raises(ValueError, match="unknown op") as raised:
+        dist.run(main, 2)
+    frames = traceback.extract_tb(raised.value.__traceback__)
+    assert [frame.name for frame in frames[-2:]] == ["run", "main"]
+
+
+@pytest.mark.parametrize(
     ("name", "words"),
     [
         ("Wait", "; did you mean 'wait'?"),
@@ -145,7 +202,7 @@ def test_names_and_arguments_that_are_called_otherwise(call, words):
         ("Waitall", ": write `for work in works: work.wait()`"),
         ("Testany", ": `is_completed()` of each Work tells whether it is done"),
         ("Cancel", ": a call that has begun is carried out; `wait(timeout)` ends the wait,"),
-        ("synchronize", " (torch.distributed has one): `wait()`; see docs/migration.md"),
+        ("synchronize", " (torch.distributed has one): use `wait()`; see docs/migration.md"),
         ("_nothing", ""),
     ],
 )

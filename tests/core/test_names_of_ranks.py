@@ -5,7 +5,7 @@ import pytest
 from meshdist.groups.membership import GroupNames, Membership, listed
 from meshdist.groups.non_member import NonMember
 from meshdist.lifecycle import is_of_parent
-from meshdist.runtime.rank_text import call_process, call_rank, call_ranks, numbers_differ, ranks_text
+from meshdist.runtime.rank_text import call_process, call_rank, call_ranks, numbers_differ, ranks_text, without_own_rank
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,25 @@ def test_the_global_rank_is_named_where_it_differs():
     assert call_rank(1, [0, 2]) == "rank 1 (global rank 2)"
     assert call_process(1, [0, 2], "pid 4711 on node1") == "rank 1 (global rank 2, pid 4711 on node1)"
     assert call_ranks([0, 1], [0, 2, 4]) == "ranks 0, 1 (global ranks 0, 2)"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "barrier on group 'world' (rank {0} of 4): they disagree",
+        "send on group 'world' (rank {0} of 4, global rank {1}): dst is this rank, {0}, which has posted no receive",
+        "halo_exchange on mesh (x=2, y=2) (rank {0}): dim 0 of block is 3 long",
+        "DistBackendError: barrier on group 'group {0}' (rank {0} of 2): deadlock: the ranks wait for each other",
+    ],
+)
+def test_the_same_error_of_two_ranks_is_the_same_text(text):
+    assert without_own_rank(text.format(0, 4)) == without_own_rank(text.format(1, 13))
+
+
+def test_errors_about_different_ranks_are_different():
+    texts = ["all_reduce on group 'a' (rank 0 of 2): rank {0} has ended", "x on group '{0}' (rank 0 of 2): timed out"]
+    for text in texts:
+        assert without_own_rank(text.format(0)) != without_own_rank(text.format(1))
 
 
 def test_members_are_numbered_in_group_order():

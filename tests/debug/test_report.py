@@ -12,7 +12,7 @@ import meshdist as dist
 from meshdist.debug.__main__ import main
 from meshdist.debug.report import read_dumps, report_on
 from meshdist.debug.states import parse_state
-from meshdist.debug.wait_drawing import ranks_alike
+from meshdist.debug.wait_drawing import draw_waits, ranks_alike
 from meshdist.debug.wait_graph import who_waits
 
 pytestmark = pytest.mark.timeout(60)
@@ -71,19 +71,41 @@ def test_the_page_names_faults_in_the_order_in_which_they_came(tmp_path, capsys)
     assert "more\n" not in page
 
 
+def test_a_fault_of_several_ranks_stands_there_once(tmp_path, capsys):
+    def failed(rank):
+        text = f"DistBackendError: recv on group 'world' (rank {rank} of 3): deadlock:\n  rank 0 waits for rank 1"
+        return data(rank, [waiting("world", 1, 5.0), record("world", 2, 4.0 - rank, state="failed", error=text)], WORLD)
+
+    page = page_of(tmp_path, capsys, *({**failed(rank), "world_size": 3} for rank in range(3)))
+    assert page.count("deadlock") == 1
+    assert "group 'world' (rank 0 of 3): deadlock\n    ranks 1, 2: the same\n" in page
+
+
+def test_what_ranks_did_is_told_in_the_past(tmp_path, capsys):
+    failed = record("world", 2, 5.0, "recv(float64[4])", state="failed", error="DistBackendError: a deadlock", root=1)
+    page = page_of(
+        tmp_path, capsys, data(0, [failed], WORLD, size=2), data(1, [waiting("world", 2, 5.0)], WORLD, size=2)
+    )
+    _, _, part = page.partition("Who is waiting for whom\n")
+    assert "rank 0 was in recv(float64[4]), message 2 on 'world', at train.py:20, for 5.0 s" in part
+    assert ", and its call failed\n" in part
+    assert "rank 1 was in barrier(), call 2 on 'world', at train.py:20, for 5.0 s" in part
+    assert "(failed)" not in page
+
+
 def test_the_page_names_ranks_without_a_file(tmp_path, capsys):
     page = page_of(tmp_path, capsys, data(0, [waiting("world", 2, 5.0)], WORLD, size=3))
     assert "1 of 3 ranks" in page
     assert (
         "Missing files\n  the files of ranks 1, 2 (rank_1.json, rank_2.json) are missing, so what they did is" in page
     )
-    assert "they have finished, or have been ended because another rank failed, as meshrun does" in page
+    assert "they have finished, or have been ended with a SIGTERM handler of the script" in page
     assert (
         "the others wait for ranks 1, 2: whether these ranks had reached barrier(), call 2 on 'world', at train.py:20"
         " is unknown, as their files are missing"
     ) in page
     assert "have not reached" not in page
-    assert page.rstrip().endswith("rank 2 may be late: rank 0 waits for it, for 5.0 s by now")
+    assert page.rstrip().endswith("rank 2 may have been late: rank 0 waited for it, for 5.0 s")
 
 
 def test_the_page_names_who_comes_last(tmp_path, capsys):
@@ -98,7 +120,7 @@ def test_the_page_names_who_comes_last(tmp_path, capsys):
 def test_the_page_names_who_is_late_now(tmp_path, capsys):
     states = [data(rank, [waiting("world", 1, 5.0 + rank)], WORLD, size=3) for rank in (0, 2)]
     page = page_of(tmp_path, capsys, *states, data(1, [], WORLD, in_call=False, size=3))
-    assert page.endswith("Stragglers\n  rank 1 is late: ranks 0, 2 wait for it, for 7.0 s by now\n")
+    assert page.endswith("Stragglers\n  rank 1 was late: ranks 0, 2 waited for it, for 7.0 s\n")
 
 
 def test_the_page_says_where_it_does_not_know_who_comes_last(tmp_path, capsys):
@@ -151,6 +173,20 @@ def test_the_graph_can_be_drawn(tmp_path, capsys):
     write(tmp_path, data(0, [waiting("world", 2, 5.0)], WORLD, size=3))
     assert main(["report", str(tmp_path), "--draw", str(tmp_path / "waits.png")]) == 0
     assert (tmp_path / "waits.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_legend_says_what_the_colours_mean():
+    pytest.importorskip("matplotlib").use("Agg")
+    late = parse_state(data(2, [], WORLD, in_call=False, size=3), "a test")
+    others = [parse_state(data(rank, [waiting("world", 2, 5.0)], WORLD, size=3), "a test") for rank in range(2)]
+    drawn = draw_waits(who_waits(by_rank(*others, late)))
+    words = [text.get_text() for text in drawn.get_legend().get_texts()]
+    assert words == ["not in the call", "waiting", "barrier(), call 2 on 'world', at train.py:20"]
+    cycle = [
+        parse_state(data(rank, [waiting(group, 1, 5.0)], {"a": [0, 1], "b": [0, 1]}, size=2), "a test")
+        for rank, group in enumerate("ab")
+    ]
+    assert draw_waits(who_waits(by_rank(*cycle))).get_legend().get_texts()[0].get_text() == "deadlock"
 
 
 def test_ranks_that_wait_alike_share_a_box():

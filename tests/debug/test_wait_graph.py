@@ -3,6 +3,7 @@
 import pytest
 from sample_states import NOW_S, by_rank, data, record, seen, waiting
 
+from meshdist.debug.attach import long_waits
 from meshdist.debug.hang_report import hang_report
 from meshdist.debug.states import parse_state
 from meshdist.debug.wait_graph import first_difference, who_waits
@@ -24,6 +25,14 @@ def one_absent(num_ranks=3, late=1):
         for rank in range(num_ranks)
     ]
     return by_rank(*states)
+
+
+def test_a_wait_that_has_just_begun_is_no_hang_to_show():
+    late = seen(1, [], WORLD, in_call=False, size=2)
+    for waited_s, words in ((0.2, "no hang to show: the longest wait, that of rank 0, has lasted 0.2 s"), (0.7, "")):
+        lines = long_waits(by_rank(seen(0, [waiting("world", 1, waited_s)], WORLD, size=2), late), {}, 2)
+        assert lines == [words] if words else len(lines) > 1
+    assert long_waits(by_rank(late), {}, 2) == []
 
 
 def test_all_wait_for_the_one_that_has_not_come():
@@ -92,12 +101,12 @@ def test_who_gave_up_a_moment_ago_is_of_the_circle():
         last_of_a_wait(1, [receives(0, 3.0)], WORLD, 1.0),
         last_of_a_wait(2, [receives(1, 3.0)], WORLD, 1.0),
     )
-    waits = who_waits(states, {1: "has left the world", 2: "has finished"})
+    waits = who_waits(states, {1: "called destroy_process_group()", 2: "has finished"})
     assert (set(waits.cycle), waits.absent) == ({0, 1, 2}, ())
     lines = hang_report(waits, 3, now_s=NOW_S + 5.0)
     where = "recv(float32[4] from rank 1, tag=0), message 1 on 'world', at train.py:10"
     assert f"rank 2 was in {where}, for 2.0 s, waiting for rank 1, and timed out" in lines
-    assert lines[-2:] == ["rank 1 has left the world", "rank 2 has finished"]
+    assert lines[-2:] == ["rank 1 called destroy_process_group()", "rank 2 has finished"]
 
 
 def test_a_report_says_how_the_calls_ended_of_ranks_that_wait_no_more():
@@ -120,7 +129,7 @@ def test_who_gave_up_before_anybody_waited_for_it_is_of_no_circle():
         seen(0, [receives(2, 3.0)], WORLD),
         last_of_a_wait(2, [receives(0, 9.0)], WORLD, 4.0),
     )
-    waits = who_waits(states, {2: "has left the world"})
+    waits = who_waits(states, {2: "called destroy_process_group()"})
     assert (waits.cycle, waits.absent) == ((), (2,))
 
 
@@ -130,7 +139,7 @@ def test_who_gave_up_has_come_to_the_call_of_the_others():
         seen(1, [], WORLD, in_call=False),
         last_of_a_wait(2, [waiting("world", 1, 3.0)], WORLD, 1.0),
     )
-    assert who_waits(states, {2: "has left the world"}).absent == (1,)
+    assert who_waits(states, {2: "called destroy_process_group()"}).absent == (1,)
 
 
 def test_a_message_is_not_sent_or_not_received_by_its_other_side():

@@ -252,7 +252,7 @@ def test_a_rank_that_fails_is_named(shared_gpu, faults, fault, words):
     [
         ("absent", r"rank 0 after [45]\.\d s: DistTimeoutError: all_reduce on group .*timed out after 4 s"),
         ("blocked", r"rank 0 after [45]\.\d s: DistTimeoutError: all_to_all_single on group .*timed out after 4 s"),
-        ("mismatch", r"rank \d after .*DistBackendError: all_reduce.* disagree.*\[1048576\].*\[7\]"),
+        ("mismatch", r"(?s)rank \d after [^\n]*DistBackendError: all_reduce[^\n]* disagree.*\[1048576\].*\[7\]"),
     ],
 )
 def test_a_new_group_and_a_new_world_work_after_a_failure(shared_gpu, faults, fault, words):

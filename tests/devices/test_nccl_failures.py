@@ -195,7 +195,7 @@ def give_up(cupy):
 
 def test_a_rank_that_gives_up_is_noticed(standin, cupy):
     words = dist.run(give_up, 2, (cupy,), timeout=20)
-    assert "rank 1 gave up: it has had enough" in words[0]
+    assert "rank 1 failed: it has had enough" in words[0]
     assert "it has had enough" in words[1]
     assert standin.aborts == 2
 

@@ -1,4 +1,4 @@
-"""docs/howto: each page includes a program, which prints what the page says."""
+"""docs/howto: each page has a program, that of its file, which prints what the page says."""
 
 import importlib.util
 import re
@@ -24,10 +24,13 @@ def loaded(path):
     return module
 
 
+writer = loaded(ROOT / "docs" / "write_programs.py")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_program_prints_what_the_page_says(page, capsys):
     text = page.read_text()
-    program = page.parent / re.search(r"```{literalinclude} (\S+)\n", text)[1]
+    program = page.parent / writer.PROGRAM.search(text)[2]
     command, output = re.search(r"```console\n\$ ([^\n]*)\n(.*?)```", text, re.DOTALL).groups()
     assert (page.parent / re.search(r"!\[.*\]\((.*)\)", text)[1]).exists()
     assert command == f"meshrun -n 4 {program.resolve().relative_to(ROOT)}"
@@ -35,9 +38,14 @@ def test_the_program_prints_what_the_page_says(page, capsys):
     assert capsys.readouterr().out == output
 
 
+@pytest.mark.parametrize("page", writer.PAGES, ids=lambda page: page.stem)
+def test_the_page_has_the_program_of_its_file(page):
+    assert writer.written(page) == page.read_text(), "run `python docs/write_programs.py`"
+
+
 def test_every_program_has_a_page():
-    included = {name for page in PAGES for name in re.findall(r"literalinclude} .*/(\w+\.py)", page.read_text())}
-    assert included == {program.name for program in PROGRAMS}
+    shown = {Path(writer.PROGRAM.search(page.read_text())[2]).name for page in PAGES}
+    assert shown == {program.name for program in PROGRAMS}
 
 
 def test_the_training_step_has_the_losses_of_one_rank(capsys):

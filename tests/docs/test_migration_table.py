@@ -19,8 +19,10 @@ from meshdist._torch_names import REASONS
 from meshdist.collectives.definition import GroupFunction
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
-TABLES, _, ONLY_HERE = PAGE.partition("## Every name of torch.distributed")[2].partition("## Only here")
-HERE = re.compile(r"(same|different|not here)(?:, as `([^`]+)`)?(?:: (.+))?")
+TABLES, _, ONLY_HERE = PAGE.partition("## Every name of torch.distributed")[2].partition(
+    "## Names that only meshdist has"
+)
+HERE = re.compile(r"(same|different signature|different|not supported)(?:, as `([^`]+)`)?(?:: (.+))?")
 API = torch_api.snapshot()
 TAKEN_BY_TORCH = {**API["names"], **API["older"]}
 
@@ -43,13 +45,13 @@ def cells(text: str) -> Iterator[tuple[str, str]]:
 def rows() -> Iterator[Row]:
     for name, here in cells(TABLES):
         match = HERE.fullmatch(here)
-        assert match, f"{name}: {here!r} begins with none of same, different, not here"
+        assert match, f"{name}: {here!r} begins with none of same, different, different signature, not supported"
         yield Row(name, match[1], match[2] or name, match[3] or "")
 
 
 ROWS = list(rows())
-PRESENT = [row for row in ROWS if row.here != "not here"]
-COMPARED = [row for row in PRESENT if TAKEN_BY_TORCH.get(row.name) and not row.text.startswith("other arguments")]
+PRESENT = [row for row in ROWS if row.here != "not supported"]
+COMPARED = [row for row in PRESENT if TAKEN_BY_TORCH.get(row.name) and row.here != "different signature"]
 
 
 def find(place: str) -> Any:
@@ -142,10 +144,10 @@ def test_it_takes_what_torch_takes(row):
         takes(value, call, is_method=is_method(row.place, value))
 
 
-def test_names_that_are_not_here_are_not():
+def test_names_that_are_not_supported_are_not_there():
     wrong = []
     for row in ROWS:
-        if row.here == "not here":
+        if row.here == "not supported":
             try:
                 find(row.name)
             except AttributeError:
@@ -154,8 +156,8 @@ def test_names_that_are_not_here_are_not():
     assert wrong == []
 
 
-def test_names_that_are_not_here_say_why():
-    documented = {row.name: row.text for row in ROWS if row.here == "not here"}
+def test_names_that_are_not_supported_say_why():
+    documented = {row.name: row.text for row in ROWS if row.here == "not supported"}
     errors = {
         name: text
         for name, text in documented.items()
@@ -163,10 +165,12 @@ def test_names_that_are_not_here_say_why():
     }
     assert errors == REASONS
     with pytest.raises(
-        AttributeError, match=r"no attribute 'rpc' \(torch.distributed has one\): remote calls are no coll"
+        AttributeError, match=r"no attribute 'rpc' \(torch.distributed has one\): meshdist has no remote pro"
     ):
         getattr(meshdist, "rpc")  # noqa: B009 - for type checkers it is an error
-    with pytest.raises(AttributeError, match=r"no attribute 'allreduce' \(torch.distributed has one\): `all_reduce`"):
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'allreduce' \(torch.distributed has one\): use `all_reduce`"
+    ):
         meshdist.run(lambda: getattr(meshdist.group.WORLD, "allreduce"), 1)  # noqa: B009
 
 
@@ -182,7 +186,7 @@ def test_names_that_are_not_here_say_why():
         ("from meshdist import nn", "`meshdist.functional` has the collectives"),
         ("import meshdist.pipeline.sync", "wraps torch modules"),
         ("from meshdist.elastic.multiprocessing.errors import record", "without a decorator"),
-        ("from meshdist import rpc, all_reduce", "remote calls are no collectives"),
+        ("from meshdist import rpc, all_reduce", "no remote procedure calls"),
     ],
 )
 def test_parts_of_torch_distributed_that_are_not_here_say_why_when_imported(statement, reason):

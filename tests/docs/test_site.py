@@ -61,6 +61,17 @@ def test_the_reference_has_types_sources_and_the_methods_of_meshes_and_groups(si
         assert set(methods.__all__) <= linked
 
 
+@pytest.mark.slow
+def test_the_site_does_not_say_how_to_build_it_in_the_reference(site):
+    assert [page.name for page in (site / "api").glob("*.html") if "Build the" in page.read_text()] == []
+
+
+def test_the_pages_of_the_reference_say_how_to_read_them():
+    command = '`pip install -e ".[docs]" && sphinx-build docs build/site`'
+    made = [page for page in (DOCS / "api").glob("*.md") if "{eval-rst}" in page.read_text()]
+    assert [page.name for page in made if command not in page.read_text()] == []
+
+
 def _page(site, subject):
     return (site / "api" / f"{subject}.html").read_text()
 

@@ -41,7 +41,7 @@ LINE = SCRIPT.splitlines().index("        tp.all_reduce(np.ones(4))") + 1
 WAYS = {"shared memory": {}, "tcp": {"MESHDIST_DISABLE_SHM": "1"}, "hosts": {"HOSTS": "2"}}
 SAID = {
     "return": (0, r"has ended without destroy_process_group\(\) and without making this call; its last was call 17, "),
-    "raise": (1, r"gave up: it raised ValueError: boom; "),
+    "raise": (1, r"failed: it raised ValueError: boom; "),
     "kill": (-9, f"{KILLED}; "),
 }
 DETECTED_S = 1.5  # with the end of an interpreter
@@ -60,6 +60,6 @@ def test_the_others_are_told_at_which_call_a_rank_went(tmp_path, way, end):
         noticed_s, message = outcomes[rank][1].strip().split(maxsplit=1)
         assert float(noticed_s) - gone_s < loaded(DETECTED_S), outcomes
         # The one that has noticed it first may have told the other.
-        where = r"all_reduce on group 'tp' \(rank [01] of 3\): (rank [01] \(pid [^)]*\) gave up, as )?rank 2 "
+        where = r"all_reduce on group 'tp' \(rank [01] of 3\): (rank [01] \(pid [^)]*\) failed because )?rank 2 "
         where += r"\(pid \d+ on [^)]*\) "
         assert re.search(where + words + rf"this is call 18, at <string>:{LINE}$", message), message

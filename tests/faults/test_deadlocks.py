@@ -15,6 +15,7 @@ import meshdist as dist
 from meshdist.debug.blocked_rank import BlockedRank, describe, endless_wait
 
 TIMEOUT_S = 300.0
+ORDER = "make the calls on these groups in the same order on all ranks"
 over_tcp = [pytest.param(name, marks=pytest.mark.slow) for name in ("gloo-tcp", "gloo-hosts")]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only")
 
@@ -62,8 +63,9 @@ def test_every_rank_describes_a_circle_in_the_same_words():
     ranks = blocked((4, 1, {7: 2}), (7, 2, {5: 3}), (5, 3, {4: 1}))
     texts = {describe(endless_wait(rank, ranks)) for rank in ranks}
     assert texts == {
-        "deadlock: the ranks wait for each other, and none can go on: rank 4 waits for rank 7 in call 1;"
-        " rank 7 waits for rank 5 in call 2; rank 5 waits for rank 4 in call 3"
+        "deadlock: the ranks wait for each other, and none can go on\n  rank 4 waits for rank 7 in call 1\n"
+        "  rank 7 waits for rank 5 in call 2\n  rank 5 waits for rank 4 in call 3\n"
+        f"  {ORDER}"
     }
 
 
@@ -71,7 +73,7 @@ def test_a_circle_of_receives_has_advice_unless_another_message_is_there():
     first, second = (
         BlockedRank(rank, 1, (1 - rank,), "recv(int64[1] from any rank)", {1 - rank: 1}) for rank in (0, 1)
     )
-    advice = "; let one of them send before it receives, or call sendrecv, which does both at once"
+    advice = "\n  let one of them send before it receives, or call sendrecv, which does both at once"
     assert describe([first, second]).endswith(advice)
     there = replace(second, call=f"{second.call} (there is one with tag 7)")
     assert describe([first, there]).endswith("(there is one with tag 7)")
@@ -94,8 +96,9 @@ def test_a_set_of_ranks_is_described_by_all_in_the_same_words():
     ranks = blocked((0, 3, {1: 4, 2: 5}), (1, 4, {0: 3}), (2, 5, {0: 3}))
     ranks[0] = replace(ranks[0], from_any=True)
     assert {describe(endless_wait(rank, ranks)) for rank in ranks} == {
-        "deadlock: the ranks wait for each other, and none can go on: rank 0 waits for a message from any rank in"
-        " call 3; rank 1 waits for rank 0 in call 4; rank 2 waits for rank 0 in call 5"
+        "deadlock: the ranks wait for each other, and none can go on\n  rank 0 waits for a message from any rank in"
+        " call 3\n  rank 1 waits for rank 0 in call 4\n  rank 2 waits for rank 0 in call 5\n"
+        f"  {ORDER}"
     }
     for changed in (
         replace(ranks[2], number=6),
@@ -103,6 +106,34 @@ def test_a_set_of_ranks_is_described_by_all_in_the_same_words():
         replace(ranks[2], has_ended=True),
     ):
         assert not any(endless_wait(rank, {**ranks, 2: changed}) for rank in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "advice"),
+    [
+        ("barrier(), call 1 on 'a'", "all_reduce(float64[4], op=sum), call 1 on 'b'", ORDER),
+        ("probe(from rank 1, any tag)", "probe(from rank 0, any tag)", "let one of them send before it probes"),
+        (
+            "recv(int64[1] from rank 1)",
+            "barrier(), call 1 on 'a'",
+            "let rank 1 send before its barrier, or rank 0 call barrier before its recv",
+        ),
+        (
+            "all_reduce(float64[4], op=sum)",
+            "send(int64[99999] to rank 0)",
+            "let rank 0 receive before its all_reduce, or rank 1 call all_reduce before its send",
+        ),
+    ],
+)
+def test_what_to_change_stands_at_the_end(first, second, advice):
+    ranks = [BlockedRank(rank, 1, (1 - rank,), call, {1 - rank: 1}) for rank, call in enumerate((first, second))]
+    assert describe(ranks).splitlines()[-1] == f"  {advice}"
+
+
+def test_a_circle_of_messages_and_collectives_of_three_ranks_has_no_advice():
+    calls = ("recv(int64[1] from rank 1)", "barrier(), call 1 on 'a'", "barrier(), call 1 on 'b'")
+    ranks = [BlockedRank(rank, 1, ((rank + 1) % 3,), call, {(rank + 1) % 3: 1}) for rank, call in enumerate(calls)]
+    assert describe(ranks).endswith("rank 2 waits for rank 0 in barrier(), call 1 on 'b'")
 
 
 def two_receives(partner):
@@ -159,9 +190,10 @@ def test_every_rank_of_a_circle_raises_it(new_workers, backend):
             f"rank {one} waits for rank {to} in {call.format(to=to, group=groups[one & 1])}, at {SITE}"
             for one, to in ((first, second), (second, first))
         ]
-        advice = "; let one of them send before it receives, or call sendrecv, which does both at once"
-        waits = f"{'; '.join(steps)}{'' if first else advice}"
-        words = f"{begin}: deadlock: the ranks wait for each other, and none can go on: {waits}"
+        receives = "let one of them send before it receives, or call sendrecv, which does both at once"
+        advice = ORDER if first else receives
+        lines = "\n  ".join(["deadlock: the ranks wait for each other, and none can go on", *steps, advice])
+        words = f"{begin}: {lines}"
         assert failure.kind is dist.DistBackendError
         assert re.fullmatch(words, failure.message), failure.message
 

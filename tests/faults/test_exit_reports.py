@@ -61,9 +61,9 @@ NUMBER = r"(; (its last was call 1, )?this is (call|message) [12], at <string>:\
 LEFT_OUT = ("making this call", "receiving the message", "sending a message", None)
 ENDS = {
     "destroy": ("has destroyed the group", " without "),
-    "leave": ("has left the world", " without "),
+    "leave": (r"called destroy_process_group\(\)", " without "),
     "return": (r"has ended without destroy_process_group\(\)", " and without "),
-    "raise": ("gave up: it raised ValueError: boom", None),
+    "raise": ("failed: it raised ValueError: boom", None),
     "kill": (KILLED, None),
 }
 
@@ -128,7 +128,7 @@ def test_who_takes_of_any_rank_is_told_before_the_store_goes(port):
     outcomes = run_ranks(ANY, lambda rank: [f"tcp://127.0.0.1:{port}", str(rank)], 3)
     took_s, message = outcomes[2][1].strip().split(maxsplit=1)
     assert float(took_s) < 1.5
-    gone = [rf"rank {rank} \(pid \d+ on [^)]*\) has left the world" for rank in (0, 1)]
+    gone = [rf"rank {rank} \(pid \d+ on [^)]*\) called destroy_process_group\(\)" for rank in (0, 1)]
     assert re.search(f"recv on group 'world' .*all others are gone: {gone[0]}; {gone[1]}{NUMBER}$", message), message
 
 
@@ -164,7 +164,7 @@ def test_who_takes_of_any_rank_is_told_of_the_first_that_gives_up_or_dies_as_it_
     outcomes = run_ranks(ONE_OF_MANY, lambda rank: [f"file://{tmp_path}/meet", str(rank), end, *hosts], 3)
     took_s, message = outcomes[2][1].strip().split(maxsplit=1)
     assert float(took_s) < 3, message
-    what = {"raise": "gave up: it raised ValueError: boom", "kill": KILLED}[end]
+    what = {"raise": "failed: it raised ValueError: boom", "kill": KILLED}[end]
     assert re.search(rf"recv on group 'world' .*: rank 0 \(pid \d+ on [^)]*\) {what}{NUMBER}$", message), message
     assert "rank 2" in outcomes[1][1]
 
@@ -201,7 +201,7 @@ def test_a_child_of_multiprocessing_says_what_it_raised(tmp_path, method):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(script), f"file://{tmp_path}/meet", method]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=40)
-    assert re.search(r"barrier on group 'world' .*rank 0 .* gave up: it raised ValueError: boom", done.stdout.strip())
+    assert re.search(r"barrier on group 'world' .*rank 0 .* failed: it raised ValueError: boom", done.stdout.strip())
     assert done.stderr.count("ValueError: boom") == 1
     assert "destroy_process_group" not in done.stderr
 

@@ -18,12 +18,12 @@ def test_the_first_cause_is_said_once_however_many_pass_it_on(hang_report):
         error = peer_gone(f"rank {rank} (global rank {rank + 4}, pid 7 on n)", departure, LeftOut.CALL)
         error.locate(WHERE.format(rank - 1), CallMade("call", rank, "a.py:17"))
     assert str(error) == (
-        f"{WHERE.format(0)}: rank 1 (global rank 5, pid 7 on n) gave up,"
-        " as rank 3 (global rank 7, pid 7 on n) gave up: "
+        f"{WHERE.format(0)}: rank 1 (global rank 5, pid 7 on n) failed"
+        " because rank 3 (global rank 7, pid 7 on n) failed: "
         f"{WHERE.format(3)}: KeyboardInterrupt; this is call 1, at a.py:17{hang_report and chr(10)}{hang_report}"
     )
 
 
 @pytest.mark.parametrize("words", ["it raised ValueError: the pump gave up: no oil", "rank 2 (pid 7 on n) has died"])
 def test_what_is_no_chain_is_said_as_it_is(words):
-    assert describe(gave_up(DistBackendError(words))) == f"gave up: {words}"
+    assert describe(gave_up(DistBackendError(words))) == f"failed: {words}"

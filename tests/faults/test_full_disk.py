@@ -37,7 +37,7 @@ def work(rank):
     try:  # its record has no room either
         dist.all_reduce(np.ones(3 + rank))
     except dist.DistError as error:
-        print(type(error).__name__, str(error).partition(";")[0], flush=True)
+        print(type(error).__name__, str(error).partition(";")[0].partition("\\n")[0], flush=True)
     dist.destroy_process_group()
 
 if __name__ == "__main__":

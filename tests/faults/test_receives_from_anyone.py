@@ -19,7 +19,7 @@ pytestmark = [
 TIMEOUT_S = 300.0
 # Longer than it takes to prove that ranks wait for each other.
 LATE_S = 4.0
-ADVICE = "; let one of them send before it receives, or call sendrecv, which does both at once"
+ADVICE = "let one of them send before it receives, or call sendrecv, which does both at once"
 over_tcp = [pytest.param(name, marks=pytest.mark.slow) for name in ("gloo-tcp", "gloo-hosts")]
 
 
@@ -63,7 +63,8 @@ def test_every_rank_raises_if_none_is_left_that_may_send(new_workers, backend, p
         rf" in recv\(float64\[4\] from {source}, tag=0\), message \d+ on 'world', at test_receives\w+\.py:\d+{there}"
         for rank, source in enumerate(WAITS[program])
     ]
-    text = f"deadlock: the ranks wait for each other, and none can go on: {'; '.join(steps)}{'' if there else ADVICE}"
+    lines = [*steps, *([] if there else [ADVICE])]
+    text = "\n  ".join(["deadlock: the ranks wait for each other, and none can go on", *lines])
     for rank, failure in enumerate(outcomes_of(new_workers, program, 3, backend)):
         assert failure.kind is dist.DistBackendError, failure
         assert re.fullmatch(rf"recv on group 'world' \(rank {rank} of 3\): {text}", failure.message), failure.message

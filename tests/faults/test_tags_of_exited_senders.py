@@ -28,7 +28,10 @@ else:
     except dist.DistBackendError as error:
         print(error)
 """
-ENDS = {"destroy": "has left the world without", "end": "has ended without destroy_process_group() and without"}
+ENDS = {
+    "destroy": "called destroy_process_group() without",
+    "end": "has ended without destroy_process_group() and without",
+}
 
 
 @pytest.mark.parametrize("variables", [{}, {"MESHDIST_DISABLE_SHM": "1"}], ids=["shared memory", "tcp"])
@@ -43,5 +46,6 @@ def test_the_tags_of_the_messages_that_came_are_named(tmp_path, end, variables):
 def test_the_tags_are_named_if_any_rank_might_have_sent(tmp_path):
     outcomes = run_ranks(SCRIPT, lambda rank: [f"file://{tmp_path}/meet", str(rank), "any destroy", "2"], 2)
     # The only other rank has left before the receive, or while it waited for a message of that rank.
-    words = r"has left the world(?: without sending a message with tag 2)?; there are some with tags 1, 7; this is"
+    words = r"called destroy_process_group\(\)(?: without sending a message with tag 2)?"
+    words += "; there are some with tags 1, 7; this is"
     assert re.search(words, outcomes[1][1]), outcomes

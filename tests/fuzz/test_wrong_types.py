@@ -135,7 +135,7 @@ def is_in_words(kind, message, name, parameter):
     if kind is None:
         return True
     if kind is dist.DistBackendError:
-        return "disagree" in message or "gave up" in message
+        return "disagree" in message or "failed: " in message
     if kind is dist.DistTimeoutError:
         return parameter == "timeout" and "timed out after 0 s" in message
     if kind not in (ValueError, TypeError):

@@ -123,7 +123,7 @@ def test_backend_overrides(override, kind, words):
         (lambda mesh: mesh["pp"], KeyError, "unknown axis 'pp': this mesh is (dp=2, tp=2), its axes are 'dp', 'tp'"),
         (lambda mesh: mesh["pp"], ValueError, "its axes are 'dp', 'tp'"),
         (lambda mesh: mesh["tp", "pp"], KeyError, "unknown axis 'pp'"),
-        (lambda mesh: mesh["tp"]["dp"], KeyError, "unknown axis 'dp': this mesh is (tp=2), its axes are 'tp'"),
+        (lambda mesh: mesh["tp"]["dp"], KeyError, "unknown axis 'dp': this mesh is (tp=2), its axis is 'tp'"),
         (lambda mesh: mesh["tp", "tp"], ValueError, "name at least one axis, and each once, of 'dp', 'tp'"),
         (lambda mesh: mesh[()], ValueError, "name at least one axis"),
         (lambda mesh: mesh[0], TypeError, 'expected axis names, as in mesh["dp"], got 0 (int)'),

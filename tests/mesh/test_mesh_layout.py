@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshdist.mesh.layout.axes_and_chunks import UnknownAxisError
+from meshdist.errors import UnknownAxisError
 from meshdist.mesh.layout.layout import Layout
 
 NAMES = ("pp", "dp", "cp", "tp")
@@ -117,6 +117,23 @@ def test_an_unknown_name_lists_the_known_ones(kind):
     with pytest.raises(kind) as error:
         Layout([[0, 1], [2, 3]], ("dp", "tp")).axis("pp")
     assert str(error.value) == "unknown axis 'pp': this mesh is (dp=2, tp=2), its axes are 'dp', 'tp'"
+
+
+@pytest.mark.parametrize(
+    ("axis", "hint"),
+    [("pd", "; did you mean 'dp'?"), ("DP", "; did you mean 'dp'?"), ("mdl", "; did you mean 'model'?"), ("x", "")],
+)
+def test_a_misspelt_name_is_told(axis, hint):
+    with pytest.raises(UnknownAxisError) as error:
+        Layout([[0, 1], [2, 3]], ("dp", "model")).axis(axis)
+    assert str(error.value).endswith(f"its axes are 'dp', 'model'{hint}")
+
+
+def test_the_error_about_an_axis_is_public():
+    from meshdist import device_mesh, errors
+
+    assert device_mesh.UnknownAxisError is errors.UnknownAxisError is UnknownAxisError
+    assert UnknownAxisError.__module__ == "meshdist.errors"
 
 
 @pytest.mark.parametrize("axis", [2, -3])

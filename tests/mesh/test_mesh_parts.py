@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import meshdist
+from meshdist.errors import UnknownAxisError
 from meshdist.groups.world import current_world
-from meshdist.mesh.layout.axes_and_chunks import UnknownAxisError, checked_sizes, part_sizes
+from meshdist.mesh.layout.axes_and_chunks import checked_sizes, part_sizes
 from meshdist.mesh.layout.layout import Layout
 from meshdist.mesh.layout.rank_list import RankList
 from meshdist.mesh.layout.strides import fit, joined, parted, row_major, way_along

@@ -9,7 +9,7 @@ from worlds import needs_linux
 
 import meshdist
 from meshdist.device_mesh import DeviceMesh, init_device_mesh
-from meshdist.mesh.layout.axes_and_chunks import UnknownAxisError
+from meshdist.errors import UnknownAxisError
 
 CUBE = np.array([[[7, 2], [0, 5]], [[3, 6], [1, 4]]])
 NAMES = ("pp", "dp", "tp")

@@ -41,7 +41,7 @@ def test_first_axis_cuts_outermost() -> None:
 @pytest.mark.parametrize(
     ("dims", "error", "message"),
     [
-        ({"dp": 2}, ValueError, "axis 'dp' cuts dimension 2"),
+        ({"dp": 2}, ValueError, "axis 'dp' shards dimension 2"),
         ({"pp": 0}, KeyError, "unknown axis 'pp'"),
         ({"dp": "0"}, TypeError, "a dimension is an integer"),
         (0, TypeError, "expected a dict"),

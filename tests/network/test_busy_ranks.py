@@ -209,6 +209,6 @@ def test_a_rank_whose_peer_gave_up_the_connection_is_not_told_that_the_peer_has_
     assert workers.reported(0) == "waits"
     assert re.search(r"rank 1 \(pid \d+ on [^)]*\) does not answer: nothing has come from its", workers.outcome(0))
     assert re.search(
-        r"rank 0 \(pid \d+ on [^)]*\) (gave up: .*does not answer|has died, or its connection was reset)",
+        r"rank 0 \(pid \d+ on [^)]*\) (failed: .*does not answer|has died, or its connection was reset)",
         workers.outcome(1),
     )

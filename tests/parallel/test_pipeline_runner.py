@@ -274,7 +274,7 @@ def test_what_fails_in_a_step_is_told_to_all_ranks(rank, change, kind, words):
     assert words in str(errors[rank])
     for other in {0, 1, 2} - {rank}:
         assert isinstance(errors[other], dist.DistBackendError)
-        assert f"rank {rank} gave up: PipelineRunner.step on group 'world' (rank {rank} of 3): " in str(errors[other])
+        assert f"rank {rank} failed: PipelineRunner.step on group 'world' (rank {rank} of 3): " in str(errors[other])
         assert f"{kind.__name__}: {words}" in str(errors[other]) or f": {words}" in str(errors[other])
 
 
@@ -310,7 +310,7 @@ def test_a_failure_breaks_the_group_of_the_pipeline_alone(worlds, backend):
     first, cause, last = worlds.world(backend, 3).run(told_on_a_group)
     assert cause == "no luck"
     for words in (first, last):
-        assert "gave up: PipelineRunner.step on group" in words
+        assert "failed: PipelineRunner.step on group" in words
         assert "1F0, the forward of micro-batch 0 through stage 1: RuntimeError: no luck" in words
 
 

@@ -100,10 +100,10 @@ def test_1f1b_has_one_forward_and_one_backward_in_turn():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("2X0", "rank 1, step 2: '2X0' is no action of a pipeline; write the stage, one of F, B, I, W, SEND_F"),
-        ("2F", "'2F' is no action"),
-        ("2UNSHARD3", "'2UNSHARD3' is no action"),
-        ("(0F0;1B0", r"'\(0F0;1B0' is no action"),
+        ("2X0", "rank 1, step 2: '2X0' is not an action of a pipeline; write the stage, one of F, B, I, W, SEND_F"),
+        ("2F", "'2F' is not an action"),
+        ("2UNSHARD3", "'2UNSHARD3' is not an action"),
+        ("(0F0;1B0", r"'\(0F0;1B0' is not an action"),
     ],
 )
 def test_a_cell_that_is_no_action_is_named(text, words):

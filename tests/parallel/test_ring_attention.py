@@ -203,7 +203,7 @@ def test_what_is_wrong_is_named() -> None:
             (TypeError, "one dtype, got float64, float32, float64",
              lambda: ring_attention(q, q.astype(np.float32), q, axis=world)),
             (TypeError, "k must be an array, got a list", lambda: ring_attention(q, [q], q, axis=world)),
-            (ValueError, "cut into 4 equal chunks, got length 6; pad it to 8",
+            (ValueError, "split into 4 equal chunks, got length 6; pad it to 8",
              lambda: sequence_positions(6, axis=world, zigzag=True)),
         ]  # fmt: skip
         for kind, words, call in wrong:

@@ -97,7 +97,7 @@ def test_what_a_sharded_optimizer_refuses():
         optimizer = ShardedOptimizer({"w": np.zeros(2), "b": np.zeros(1)}, adam, lr=1.0)
         with pytest.raises(ValueError, match="step got no gradient for 'b'; pass a gradient for each parameter"):
             optimizer.step({"w": np.zeros(2)})
-        with pytest.raises(ValueError, match="step got one for 'x', which is no parameter"):
+        with pytest.raises(ValueError, match="step got one for 'x', which is not a parameter"):
             optimizer.step({"w": np.zeros(2), "b": np.zeros(1), "x": np.zeros(1)})
         with pytest.raises(ValueError, match=r"the gradient of 'b' must be float64\[1\], got float64\[2\]"):
             optimizer.step({"w": np.zeros(2), "b": np.zeros(2)})

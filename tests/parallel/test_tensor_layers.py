@@ -245,7 +245,7 @@ def test_what_is_wrong_is_named() -> None:
             (ValueError, "weight must have 2 dimensions", lambda: row_parallel(ones(3), ones(3), axis=tp)),
             (ValueError, r"bias must have shape \(2,\)",
              lambda: row_parallel(ones((5, 3)), ones((3, 2)), ones(3), axis=tp)),
-            (ValueError, "cut into 2 equal blocks; pad it to 6",
+            (ValueError, "split into 2 equal blocks; pad it to 6",
              lambda: row_parallel(ones((5, 3)), ones((3, 2)), axis=tp, sequence_parallel=True)),
             (ValueError, "sequence_dim must be a dimension before",
              lambda: column_parallel(ones((4, 3)), ones((3, 2)), axis=tp, sequence_parallel=True, sequence_dim=-1)),

@@ -342,9 +342,11 @@ def test_bad_arguments_raise_what_numpy_raises() -> None:
 def test_a_cut_dimension_needs_an_associative_ufunc() -> None:
     def program(mesh: Any, rng: Any) -> None:
         x = DTensor.from_local(np.ones((1, 2)), mesh, [Shard(0)])
-        with pytest.raises(PlacementError, match=r"only uncut dimensions can be reduced by np.subtract.*redistribute"):
+        with pytest.raises(
+            PlacementError, match=r"only unsharded dimensions can be reduced by np.subtract.*redistribute"
+        ):
             np.subtract.reduce(x)
-        with pytest.raises(PlacementError, match="only an uncut dimension can be accumulated"):
+        with pytest.raises(PlacementError, match="only an unsharded dimension can be accumulated"):
             np.subtract.accumulate(x)
         assert_same(np.subtract.reduce(x, 1), np.zeros(3))
 

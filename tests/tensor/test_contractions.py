@@ -101,7 +101,9 @@ def test_results_of_matmul_are_placed_by_the_labels() -> None:
         y = hidden @ w2
         again = (x @ w1) @ w2  # by what the operator remembers
         assert_same(again, y.full())
-        with pytest.raises(PlacementError, match=r"np.matmul: the placements do not fit.*redistribute.* on operand \d"):
+        with pytest.raises(
+            PlacementError, match=r"np.matmul: the placements do not match.*redistribute.* on operand \d"
+        ):
             np.matmul(x, distribute_tensor(np.ones((3, 2)), mesh, {"dp": Shard(1)}))
         further, scaled = y @ np.ones((4, 1), int), 2.0 * y
         resolved = y @ np.ones((4, 1))  # floating factors may be infinite

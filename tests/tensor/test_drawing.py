@@ -190,3 +190,15 @@ def test_bad_arguments_are_refused():
             x.show("svg")
         with pytest.raises(ValueError, match="ax needs form='plot'; pass both"):
             x.show("text", ax=object())
+
+
+def test_a_colour_is_that_of_the_first_rank_with_the_block():
+    def colours(placements):
+        with meshdist.dry_run(world_size=4, rank=0):
+            html = array((2, 2), 0, (4, 4), placements).show("html")
+        return re.findall(r"background:(#\w+)", html)
+
+    by_rank = colours({"dp": Shard(0), "tp": Shard(1)})
+    assert len(set(by_rank)) == 4
+    assert colours({"dp": Shard(0)}) == [by_rank[0], by_rank[2]]
+    assert colours({"tp": Shard(0)}) == [by_rank[0], by_rank[1]]

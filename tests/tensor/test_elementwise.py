@@ -184,7 +184,7 @@ def test_cuts_that_do_not_fit_are_refused_with_what_to_write() -> None:
         rows, columns = placed(WHOLE, dp=Shard(0)), placed(WHOLE, dp=Shard(1))
         with (
             rows.mesh.account() as account,
-            pytest.raises(PlacementError, match=r"np.add: the placements do not fit") as info,
+            pytest.raises(PlacementError, match=r"np.add: the placements do not match") as info,
         ):
             rows + columns
         assert account.as_dict() == {}

@@ -171,7 +171,7 @@ def test_numbers_are_formatted_where_nothing_is_sent() -> None:
 @pytest.mark.parametrize(
     ("placements", "error", "message"),
     [
-        ({"dp": Shard(2)}, PlacementError, r"cuts dimension 2, and the array, of shape \(5, 3\), has 2"),
+        ({"dp": Shard(2)}, PlacementError, r"shards dimension 2, and the array, of shape \(5, 3\), has 2"),
         ({"pp": Shard(0)}, KeyError, "unknown axis 'pp'; the mesh has the axes 'dp', 'tp'"),
         ([Shard(0)], PlacementError, "expected one for each of the axes 'dp', 'tp', got 1"),
         ({"dp": Shard(0, sizes=(1, 3))}, PlacementError, "1 [+] 3 = 4 rows, for 5"),
@@ -211,7 +211,7 @@ def test_blocks_that_make_no_array() -> None:
     def program() -> None:
         mesh = mesh_2x2()
         rank = mesh.get_rank()
-        with pytest.raises(PlacementError, match="as many rows of it"):
+        with pytest.raises(PlacementError, match="the same number of rows in it"):
             DTensor.from_local(np.zeros((rank, 2)), mesh, {"dp": Shard(0)})
         with pytest.raises(PlacementError, match="rank 1 of the mesh passed a block"):
             DTensor.from_local(np.zeros(2, "f4" if rank == 1 else "f8"), mesh)

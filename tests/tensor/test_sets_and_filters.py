@@ -78,7 +78,7 @@ def test_what_does_not_fit_says_what_to_write():
         mesh = meshdist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         x = distribute_tensor(np.arange(6), mesh, {"a": Shard(0)})
         y = distribute_tensor(np.arange(4), mesh, {"b": Shard(0)})
-        with pytest.raises(PlacementError, match="cut along the same axes"):
+        with pytest.raises(PlacementError, match="sharded along the same axes"):
             np.union1d(x, y)
         with pytest.raises(PlacementError, match=r"shorter vector, and v is .*v\.redistribute"):
             np.convolve(x, y)

@@ -67,7 +67,7 @@ def test_uniform_spreads_ranks_over_sockets_and_gpus():
         (lambda: Topology([Part("a", "host", "b", CABLE, ranks=(0,))]), r"0 have none \(none\)"),
         (
             lambda: Topology([Part("r", "host", ranks=(0,)), Part("a", "socket", "b", CABLE)]),
-            "the parent of 'a' is 'b', which is no part; there are 'r', 'a'",
+            "the parent of 'a' is 'b', which is not a part; there are 'r', 'a'",
         ),
         (
             lambda: Topology(
@@ -211,7 +211,7 @@ def test_hosts_in_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("host = [", "this is no TOML"),
+        ("host = [", "this is not valid TOML"),
         ("", r"expected \[\[host\]\] tables, or \[\[part\]\] tables"),
         ('[[host]]\nname = "a"\nrank = 2', "unknown key 'rank'; choose from name, count, ranks"),
         ("[[host]]\nranks = 2", r"\[\[host\]\] 1: name must be a text in quotes, got nothing"),

@@ -166,7 +166,7 @@ class NcclBackend(Backend):
         self._is_closing = True
         self._watchdog.stop()
         if self.error is None and self._is_broken():
-            self.fail(DistBackendError("another rank gave up"))
+            self.fail(DistBackendError("another rank failed"))
         if self.error is None:
             if comm_stream is not None:
                 with contextlib.suppress(DistError), brief(_TOLD_S):  # if the store is gone, nobody reads it

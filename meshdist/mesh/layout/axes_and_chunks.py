@@ -5,14 +5,22 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
+from meshdist.errors import UnknownAxisError
 from meshdist.system.plurals import counted
 
 
-class UnknownAxisError(KeyError, ValueError):
-    """Report an unknown axis and list the known ones."""
+def unknown_axis(axis: int | str, described: str, known: Sequence[str]) -> UnknownAxisError:
+    """Return the error about a name, or an index, of none of the `known` axes of a mesh, `described` in words."""
+    axes = f"its {'axis is' if len(known) == 1 else 'axes are'} {', '.join(map(repr, known))}"
+    meant: list[str] = []
+    if isinstance(axis, str):
+        from difflib import get_close_matches
 
-    def __str__(self) -> str:
-        return str(self.args[0])  # KeyError alone would show the sentence in quotes
+        # Two letters that are swapped make no close match.
+        swapped = [name for name in known if sorted(name.lower()) == sorted(axis.lower())]
+        meant = swapped or get_close_matches(axis.lower(), known, n=1)
+    hint = f"; did you mean {meant[0]!r}?" if meant else ""
+    return UnknownAxisError(f"unknown axis {axis!r}: this mesh is {described}, {axes}{hint}")
 
 
 def checked_names(names: Sequence[str], shape: tuple[int, ...]) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from meshdist.mesh.layout.axes_and_chunks import UnknownAxisError, checked_names
+from meshdist.errors import UnknownAxisError
+from meshdist.mesh.layout.axes_and_chunks import checked_names, unknown_axis
 from meshdist.mesh.layout.rank_list import RankList, rank_array
 from meshdist.mesh.layout.strides import Axis, digits, extent_of, fit, joined, offset, parted, row_major, way_along
 from meshdist.system.plurals import counted
@@ -111,7 +112,7 @@ class Layout:
     def _unknown(self, axis: int | str) -> NoReturn:
         what = f"unknown axis {axis!r}: this mesh is {self.describe()}"
         if self._names is not None:
-            raise UnknownAxisError(f"{what}, its axes are {', '.join(map(repr, self._names))}")
+            raise unknown_axis(axis, self.describe(), self._names)
         raise UnknownAxisError(f"{what} and has no names; use an index below {self.ndim} or pass mesh_dim_names")
 
     def coordinate(self, rank: int) -> tuple[int, ...] | None:

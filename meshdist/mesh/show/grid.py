@@ -89,13 +89,14 @@ class Grid:
         return "framed: this rank" if self.axis is None else "framed: this rank's group; bold: this rank"
 
 
-def grid_of(layout: Layout, known: MeshHosts | None, axis: int | str | None) -> Grid:
+def grid_of(layout: Layout, known: MeshHosts | None, axis: int | str | None, *, marks_me: bool = True) -> Grid:
     """Return the grid of a mesh, with the groups of `axis` if given.
 
-    `known` has the calling rank and the hosts; None for a mesh without a world.
+    `known` has the calling rank and the hosts; None for a mesh without a world. With
+    `marks_me`, the calling rank stands out.
     """
     shown_axis = None if axis is None else layout.axis(axis)
-    mine = -1 if known is None else known.rank
+    mine = -1 if known is None or not marks_me else known.rank
     at = layout.coordinate(mine)
     outer, rows, columns = _mappings(layout, at)
     ranks = _ranks_by_panel(layout)[outer.first : outer.end, rows.first : rows.end, columns.first : columns.end]

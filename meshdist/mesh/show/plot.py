@@ -42,7 +42,8 @@ def as_plot(grid: Grid, ax: Any = None) -> Any:
     ax.set_aspect("equal")
     ax.set_axis_off()
     lines = [grid.title, grid.groups_text, grid.frame_text, grid.left_out]
-    ax.set_title("\n".join(filter(None, lines)), fontsize="small")
+    # Above the middle of the cells: the labels of the rows are all on the left.
+    ax.set_title("\n".join(filter(None, lines)), fontsize="small", x=0.5 + 0.5 / width)
     return ax
 
 
@@ -71,7 +72,7 @@ def _draw_legend(ax: Any, legend: dict[int | None, str]) -> None:
         Patch(facecolor="none" if number is None else fill(number, None), label=label)
         for number, label in legend.items()
     ]
-    ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize="small")
 
 
 def _draw_panel(ax: Any, grid: Grid, panel: Panel, left: float, top: float) -> None:
