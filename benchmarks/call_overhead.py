@@ -57,7 +57,7 @@ def measure(rounds: int, calls: int) -> dict[str, list[float]]:
     for name, (call, send, recv) in made.items():
         names = {"dist": dist, "x": x, "out": out, "outs": [out], "record": recording(), "send": send, "recv": recv}
         exec(call, names)
-        names["run"] = next(reversed(dist.group.WORLD._plans.values())).run
+        names["run"] = next(reversed(dist.group.WORLD.plans.values())).run
         timers = [Timer(statement, globals=names) for statement in (call, "run(send, recv)", "record()")]
         times = [[timer.timeit(calls) / calls for timer in timers] for _ in range(rounds)]
         found[name] = [1e6 * float(time) for time in np.min(times, axis=0)]

@@ -410,7 +410,8 @@ def test_cells_of_a_notebook_are_timed(script, tmp_path):
 @pytest.mark.slow
 def test_what_a_call_costs_above_its_plan_is_measured(script, tmp_path):
     path = tmp_path / "times.json"
-    script("call_overhead.py", "--rounds", "2", "--calls", "3", "--json", path)  # its status is about the goals
+    done = script("call_overhead.py", "--rounds", "2", "--calls", "3", "--json", path)
+    assert not done.stderr  # its status is about the goals
     times = json.loads(path.read_text())["results"]
     assert "all_reduce" in times
     assert all(call > 0 and plan > 0 and record > 0 for call, plan, record in times.values())
