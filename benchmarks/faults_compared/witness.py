@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,10 @@ class Witness:
         try:
             call()
         except BaseException as error:  # whatever a library raises; Ctrl-C is one of those
-            text = next(iter(str(error).strip().splitlines()), "")
+            first, *further = str(error).strip().splitlines() or [""]
+            # A rank's line of an error is indented; what follows without is a stack trace of C++.
+            ranks = [line.strip() for line in takewhile(lambda line: line.startswith("  "), further)]
+            text = f"{first}: {'; '.join(ranks)}" if ranks else first
             self._write(
                 ended_s=time.monotonic(), error=f"{type(error).__name__}: {text}" if text else type(error).__name__
             )
