@@ -34,7 +34,7 @@ class Tree:
         leaf: Returns the array of a leaf that is no number from it and its name.
 
     Raises:
-        TypeError: A leaf that is not an array, and no number.
+        TypeError: A leaf that is neither an array nor a number.
 
     Example:
         >>> tree = Tree({"w": [np.zeros((2, 3)), np.ones(1)], "b": 4})

@@ -31,6 +31,7 @@ from meshdist.errors import DistError
 from meshdist.groups.world import World, world_in
 from meshdist.launch.failures import follows_from_peer
 from meshdist.launch.worker import die_with_parent, write_whole_lines
+from meshdist.mesh import show
 from meshdist.notebook.cell_values import drawn_figures, rich_forms, variables_of_the_world
 from meshdist.notebook.magic_options import Axes
 from meshdist.runtime.context import current_slot
@@ -276,6 +277,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until there is a cell to interrupt
     die_with_parent(parent_pid)
     write_whole_lines()
+    show.text_marks_me = False
     Worker(Connection(fd)).serve()
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from meshdist.mesh.show.grid import grid_of
@@ -15,8 +13,9 @@ if TYPE_CHECKING:
     from meshdist.mesh.layout.layout import Layout
     from meshdist.mesh.mesh_state import MeshHosts
 
-_WORKER = os.path.join("meshdist", "notebook", "cell_worker.py")
 FORMS = ("text", "html", "plot")
+# Whether the calling rank stands out in text. What all workers of a notebook print is shown once if it is the same.
+text_marks_me = True
 
 
 def show(layout: Layout, hosts: MeshHosts | None, form: str | None, axis: int | str | None, ax: Any) -> Any:
@@ -26,9 +25,7 @@ def show(layout: Layout, hosts: MeshHosts | None, form: str | None, axis: int | 
         raise ValueError(f"DeviceMesh.show: form must be one of {', '.join(map(repr, FORMS))} or None, got {form!r}")
     if ax is not None and form != "plot":
         raise ValueError("DeviceMesh.show: ax needs form='plot'; pass both")
-    # What all workers of a notebook print is shown once, if it does not differ in the calling rank.
-    prints = form in (None, "text")
-    grid = grid_of(layout, hosts, axis, marks_me=not (prints and _is_on_worker()))
+    grid = grid_of(layout, hosts, axis, marks_me=text_marks_me or form not in (None, "text"))
     if form == "plot":
         from meshdist.mesh.show.plot import as_plot
 
@@ -42,14 +39,6 @@ def show(layout: Layout, hosts: MeshHosts | None, form: str | None, axis: int | 
     else:
         print(as_text(grid))
     return None
-
-
-def _is_on_worker() -> bool:
-    """Return whether a cell of a notebook asks, of those that all workers run."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not frame.f_code.co_filename.endswith(_WORKER):
-        frame = frame.f_back
-    return frame is not None
 
 
 def in_notebook() -> bool:
