@@ -26,7 +26,7 @@ from meshdist.groups.world import Diagnosis, World, current_world, resolve, worl
 from meshdist.runtime.context import WorldSlot, current_slot
 from meshdist.runtime.departure import giving_up
 from meshdist.runtime.doorbells import SocketDoorbells
-from meshdist.runtime.peers import Peers, leave_will, my_card
+from meshdist.runtime.peer_monitor import Peers, leave_will, my_card
 from meshdist.runtime.waiting import Doorbells
 from meshdist.store import Store, TCPStore
 from meshdist.store.connect import NotReachedError

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from meshdist.runtime.departure import Departure, LeftOut, peer_gone
-from meshdist.runtime.peers import PeerMonitor, Peers
+from meshdist.runtime.peer_monitor import PeerMonitor, Peers
 from meshdist.runtime.waiting import WithoutBell
 from meshdist.store import Store
 

@@ -13,7 +13,7 @@ from meshdist.runtime.rank_text import call_process, call_rank
 from meshdist.store.interface import value_now
 
 if TYPE_CHECKING:
-    from meshdist.runtime.peers import Peers
+    from meshdist.runtime.peer_monitor import Peers
     from meshdist.runtime.waiting import Doorbells, WaitObserver
     from meshdist.store import Store
 

@@ -14,7 +14,7 @@ from meshdist.arrays.overlap import KnownApart
 from meshdist.collectives.algorithms.blocks import exchange
 from meshdist.errors import DistBackendError, DistError, DistTimeoutError
 from meshdist.runtime.call import Buffers, Call, Signature, each
-from meshdist.runtime.call_check import CallCheck
+from meshdist.runtime.call_mismatch import CallCheck
 from meshdist.runtime.departure import Departure
 from meshdist.runtime.waiting import Incoming, Probe, Waitable, wait_until
 from meshdist.system.deadline import Deadline

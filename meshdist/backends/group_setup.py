@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from meshdist.backends.backend_options import set_up_key, set_up_wait_of, withdrawn_key
 from meshdist.errors import DistError
 from meshdist.runtime.departure import Departure, LeftOut, peer_gone
-from meshdist.runtime.peers import PeerMonitor
+from meshdist.runtime.peer_monitor import PeerMonitor
 from meshdist.runtime.rank_text import call_rank, ranks_text
 from meshdist.runtime.waiting import Waitable, WithoutBell, Wrapped
 from meshdist.store import Store

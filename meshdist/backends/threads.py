@@ -28,7 +28,7 @@ from meshdist.backends.p2p.requests import (
 )
 from meshdist.errors import DistBackendError, DistError
 from meshdist.runtime.call import Signature
-from meshdist.runtime.call_check import CallCheck, call_lines
+from meshdist.runtime.call_mismatch import CallCheck, call_lines
 from meshdist.runtime.departure import Departure, LeftOut, any_of, describe, gave_up, nobody_left, peer_gone
 from meshdist.runtime.waiting import Doorbell, Incoming, Probe, Waitable
 from meshdist.store import HashStore, PrefixStore, Store

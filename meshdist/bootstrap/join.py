@@ -15,7 +15,7 @@ from contextlib import suppress
 from meshdist.bootstrap.spawned import exceeds_spawn
 from meshdist.errors import DistError, DistStoreError, DistTimeoutError
 from meshdist.runtime.departure import Departure, PeerExit
-from meshdist.runtime.peers import Card, Peers, host_id
+from meshdist.runtime.peer_monitor import Card, Peers, host_id
 from meshdist.runtime.rank_text import ranks_text
 from meshdist.security.credentials import SECRET_VARIABLE
 from meshdist.store import FileStore, PrefixStore, Store, TCPStore

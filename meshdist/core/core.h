@@ -210,7 +210,7 @@ int ring_wake(Ring *ring);
 
 enum { STARTED = 3, COMPLETED = 4 }; /* places in a record; as in `flight_recorder` */
 
-/* ---- call.c: from the user's call to its plan */
+/* ---- known_calls.c: from the user's call to its plan */
 /* A lock that is only tried; the GIL guards it. */
 typedef struct {
     PyObject_HEAD

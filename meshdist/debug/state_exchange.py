@@ -17,7 +17,7 @@ from meshdist.system.deadline import Deadline
 
 if TYPE_CHECKING:
     from meshdist.groups.world import World
-    from meshdist.runtime.peers import Peers
+    from meshdist.runtime.peer_monitor import Peers
     from meshdist.store import Store
 
 _MOST_RANKS = 512

@@ -15,7 +15,7 @@ from meshdist.groups.process_group import DESTROYED
 from meshdist.groups.world import World, world_in
 from meshdist.profiler.accounting import Account
 from meshdist.runtime.context import WorldSlot, current_slot, use_slot
-from meshdist.runtime.peers import Card, Peers
+from meshdist.runtime.peer_monitor import Card, Peers
 from meshdist.runtime.progress import Job, JobQueue, Progress
 from meshdist.runtime.waiting import Doorbells
 from meshdist.store import HashStore, Store

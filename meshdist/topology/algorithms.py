@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshdist.collectives.registry import dataflow_of, functions, sampled_rounds
-from meshdist.topology.routes import NOTHING, Cost, Routes
+from meshdist.topology.contention import NOTHING, Cost, Routes
 
 if TYPE_CHECKING:
     from meshdist.mesh.layout.rank_list import Ranks

@@ -17,7 +17,7 @@ from meshdist.topology.topology import Topology
 
 if TYPE_CHECKING:
     from meshdist.mesh.layout.rank_list import Ranks
-    from meshdist.topology.routes import Cost
+    from meshdist.topology.contention import Cost
 
 
 def by_links(topology: Topology, name: str, rows: Ranks) -> dict[str, Cost]:

@@ -12,7 +12,7 @@ from meshdist.topology.part import GPU_LINK, MEMORY, NETWORK, SOCKET_LINK, Link,
 
 if TYPE_CHECKING:
     from meshdist.mesh.layout.rank_list import Ranks
-    from meshdist.topology.routes import Routes
+    from meshdist.topology.contention import Routes
 
 
 class Topology:
@@ -231,7 +231,7 @@ class Topology:
     @cached_property
     def routes(self) -> Routes:
         """The routes between ranks, as arrays, for the cost model."""
-        from meshdist.topology.routes import Routes
+        from meshdist.topology.contention import Routes
 
         return Routes(self._parts)
 

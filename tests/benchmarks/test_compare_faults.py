@@ -59,7 +59,8 @@ def test_faults_are_seen_as_they_are(compare):
     seen, page = compare("killed", "strided", "other_dtype")
     killed, strided = seen["killed"], seen["strided"]
     assert re.search(
-        r"the ranks disagree: rank 0 calls all_reduce\(float32\S+ op=sum\) at \S+; rank 1 calls", seen["other_dtype"]["cell"]
+        r"the ranks disagree: rank 0 calls all_reduce\(float32\S+ op=sum\) at \S+; rank 1 calls",
+        seen["other_dtype"]["cell"],
     )
     for rank in (0, 2, 3):
         assert "rank 1 (pid " in killed["ranks"][rank]["error"]

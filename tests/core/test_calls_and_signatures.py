@@ -9,7 +9,7 @@ import pytest
 import meshdist as dist
 from meshdist import functional
 from meshdist.runtime.call import Elements, ShapeRule, Signature
-from meshdist.runtime.call_check import CallCheck
+from meshdist.runtime.call_mismatch import CallCheck
 from meshdist.runtime.call_site import call_site
 
 pytestmark = pytest.mark.timeout(60)

@@ -17,7 +17,7 @@ from meshdist.backends.nccl.comm_setup import spelled
 from meshdist.backends.nccl.dtypes import Reduction, reduction_of
 from meshdist.backends.threads import ThreadStore
 from meshdist.runtime.call import Signature
-from meshdist.runtime.peers import PeerMonitor
+from meshdist.runtime.peer_monitor import PeerMonitor
 
 
 def test_device_types():

@@ -8,7 +8,7 @@ import pytest
 from worlds import needs_linux
 
 import meshdist as dist
-from meshdist.backends.gloo.shm import movement, tuned_plan
+from meshdist.backends.gloo.shm import move_selection, tuned_plan
 from meshdist.backends.gloo.shm.tuning import Mode, Trials, Tuning
 from meshdist.system import tuning_cache
 from meshdist.system.env_flags import TUNING, tuning_mode
@@ -203,18 +203,18 @@ def test_ranks_that_are_bound_to_a_core_each_have_cores(pair):
 
 def slowed_down():
     # The default for a broadcast of this size: it waits where the others copy.
-    class Slow(movement.SingleCopyMove):
+    class Slow(move_selection.SingleCopyMove):
         def first_step(self, send, recv):
             end = tuned_plan.monotonic_ns() + 20_000_000
             while tuned_plan.monotonic_ns() < end:
                 pass
             return super().first_step(send, recv)
 
-    quick, movement.SingleCopyMove = movement.SingleCopyMove, Slow
+    quick, move_selection.SingleCopyMove = move_selection.SingleCopyMove, Slow
     try:
         kinds = tuned()
     finally:
-        movement.SingleCopyMove = quick
+        move_selection.SingleCopyMove = quick
     ways, chosen, _ = kinds["broadcast"]
     return ways[0], ways[chosen]
 

@@ -16,7 +16,7 @@ from meshdist.backends.gloo.p2p.p2p import P2P
 from meshdist.backends.gloo.published import naming_ended_rank
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, OneStep, StepCopies
 from meshdist.backends.gloo.shm.mapping_cache import shared_memory
-from meshdist.backends.gloo.shm.movement import plan_movement
+from meshdist.backends.gloo.shm.move_selection import plan_movement
 from meshdist.backends.gloo.shm.reduction import plan_list_reduction, plan_reduction
 from meshdist.backends.gloo.shm.shm_group import ShmGroup, shared_segment
 from meshdist.backends.group_setup import SetUpWait, withdraw

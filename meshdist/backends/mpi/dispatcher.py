@@ -18,7 +18,7 @@ from meshdist.arrays.host import Array
 from meshdist.backends.mpi.arithmetic import Arithmetic
 from meshdist.backends.mpi.library import Requests, Session
 from meshdist.runtime.message_counts import Carried
-from meshdist.runtime.peers import Peers
+from meshdist.runtime.peer_monitor import Peers
 
 # Token of the group, kind, tag, bytes, number, name of the dtype.
 _HEADER = struct.Struct("=Qqqqq16s")

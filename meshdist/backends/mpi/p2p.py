@@ -26,7 +26,7 @@ from meshdist.backends.p2p.requests import (
     post,
 )
 from meshdist.runtime.departure import Departure, peer_gone
-from meshdist.runtime.peers import PeerMonitor
+from meshdist.runtime.peer_monitor import PeerMonitor
 from meshdist.runtime.waiting import Incoming, Probe, Waitable
 from meshdist.system.deadline import Deadline
 

@@ -22,7 +22,7 @@ from meshdist.backends.mpi.precheck import word_of
 from meshdist.collectives.algorithms.blocks import fill, joined
 from meshdist.collectives.algorithms.pairwise import split_blocks
 from meshdist.runtime.call import Buffers, Call
-from meshdist.runtime.call_check import compare_splits
+from meshdist.runtime.call_mismatch import compare_splits
 from meshdist.runtime.waiting import Waitable
 from meshdist.runtime.work import carried
 

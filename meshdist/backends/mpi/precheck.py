@@ -15,9 +15,9 @@ from typing import Any
 from meshdist.backends.mpi.library import Member, Polled, Session
 from meshdist.errors import DistStoreError
 from meshdist.runtime.call import Signature
-from meshdist.runtime.call_check import CallCheck
+from meshdist.runtime.call_mismatch import CallCheck
 from meshdist.runtime.message_counts import Carried
-from meshdist.runtime.peers import PeerMonitor
+from meshdist.runtime.peer_monitor import PeerMonitor
 from meshdist.system.deadline import Deadline
 
 TAG = 1

@@ -16,9 +16,9 @@ from meshdist.backends.group_setup import SetUpWait, StoreBarrier
 from meshdist.backends.nccl.library import Communicator, Library
 from meshdist.errors import DistBackendError
 from meshdist.runtime.call import Signature
-from meshdist.runtime.call_check import CallCheck
+from meshdist.runtime.call_mismatch import CallCheck
 from meshdist.runtime.departure import LeftOut, peer_gone
-from meshdist.runtime.peers import PeerMonitor
+from meshdist.runtime.peer_monitor import PeerMonitor
 from meshdist.runtime.waiting import Doorbell, Waitable, wait_until
 from meshdist.store import PrefixStore
 from meshdist.system.deadline import Deadline

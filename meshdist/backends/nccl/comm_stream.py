@@ -25,7 +25,7 @@ from meshdist.backends.nccl.launch_gate import LaunchGate
 from meshdist.backends.nccl.library import Communicator, Library
 from meshdist.errors import DistBackendError
 from meshdist.runtime.flight_recorder import COMPLETED, Record, clock
-from meshdist.runtime.peers import PeerMonitor
+from meshdist.runtime.peer_monitor import PeerMonitor
 
 # cudaErrorNotReady
 _NOT_READY = 600

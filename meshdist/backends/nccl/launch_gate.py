@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 from meshdist.backends.group_setup import check_there
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.runtime.departure import LeftOut
-from meshdist.runtime.peers import PeerMonitor
+from meshdist.runtime.peer_monitor import PeerMonitor
 from meshdist.runtime.waiting import WithoutBell
 from meshdist.store import PrefixStore
 from meshdist.store.exchange import brief

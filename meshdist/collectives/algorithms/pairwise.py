@@ -12,7 +12,7 @@ from meshdist.arrays.host import Array, split_rows
 from meshdist.collectives.algorithms.blocks import COLLECTIVE_TAG, blocks_of, exchange, flat
 from meshdist.collectives.algorithms.ring import pass_around
 from meshdist.runtime.call import Buffers, Call, Splits
-from meshdist.runtime.call_check import compare_splits
+from meshdist.runtime.call_mismatch import compare_splits
 from meshdist.runtime.waiting import Waitable
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from meshdist.backends.gloo.tcp.transport import TcpTransport
 from meshdist.backends.gloo.tcp.waits import StoreMonitor, check_collective
 from meshdist.errors import DistBackendError, DistError
 from meshdist.runtime.call import Buffers, Call, Signature
-from meshdist.runtime.call_check import CallCheck
+from meshdist.runtime.call_mismatch import CallCheck
 from meshdist.runtime.departure import LeftOut
 from meshdist.runtime.waiting import Waitable
 

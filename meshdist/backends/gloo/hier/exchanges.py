@@ -18,11 +18,11 @@ from meshdist.backends.gloo.hier.call_tracker import CallTracker
 from meshdist.backends.gloo.hier.hierarchy import Hierarchy
 from meshdist.backends.gloo.hier.rail import Rail, RailPlan, bytes_of
 from meshdist.backends.gloo.hier.small_allgather import SmallAllgather, put_side_by_side
-from meshdist.backends.gloo.shm.movement import keep_own
+from meshdist.backends.gloo.shm.move_selection import keep_own
 from meshdist.collectives.algorithms.pairwise import exchange_blocks
 from meshdist.collectives.dataflow import Blocks, TransferSpec
 from meshdist.runtime.call import Buffers, Call
-from meshdist.runtime.call_check import compare_splits
+from meshdist.runtime.call_mismatch import compare_splits
 from meshdist.runtime.waiting import Waitable
 
 _EMPTY = memoryview(b"")

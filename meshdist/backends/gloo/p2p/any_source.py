@@ -10,7 +10,7 @@ from meshdist.backends.gloo.match import GlooMatchQueue, GlooRecvRequest
 from meshdist.backends.gloo.published import Senders, find_departure
 from meshdist.backends.gloo.shm.receiver import ShmReceiver
 from meshdist.runtime.departure import Departure, LeftOut, any_of, nobody_left, peer_gone
-from meshdist.runtime.peers import PeerMonitor
+from meshdist.runtime.peer_monitor import PeerMonitor
 from meshdist.runtime.waiting import Incoming
 
 if TYPE_CHECKING:

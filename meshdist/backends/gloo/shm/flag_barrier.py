@@ -23,7 +23,7 @@ from meshdist.backends.gloo.shm.segment import KEEPS_ORDER, fence
 from meshdist.backends.gloo.shm.shared_region import FINGERPRINT, STATE, TEXT_BYTES, SharedRegion
 from meshdist.errors import DistBackendError, DistError
 from meshdist.runtime.call import Buffers, Call, Signature
-from meshdist.runtime.call_check import CallCheck
+from meshdist.runtime.call_mismatch import CallCheck
 from meshdist.runtime.departure import Departure, LeftOut, gave_up, peer_gone
 from meshdist.runtime.waiting import Doorbell, Waitable
 from meshdist.system.platform import let_others_run

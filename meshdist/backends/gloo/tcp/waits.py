@@ -14,7 +14,7 @@ from meshdist.backends.gloo.tcp.transport import TcpTransport
 from meshdist.errors import DistError
 from meshdist.runtime.departure import Departure, LeftOut, PeerExit, peer_gone
 from meshdist.runtime.doorbells import SocketDoorbell
-from meshdist.runtime.peers import PeerMonitor
+from meshdist.runtime.peer_monitor import PeerMonitor
 from meshdist.runtime.waiting import Doorbell, Waitable
 
 # A message in flight takes some tens of microseconds. Polling longer keeps other processes from computing, and the

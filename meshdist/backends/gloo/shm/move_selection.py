@@ -1,4 +1,4 @@
-"""Data movement: the plans that carry out a TransferSpec.
+"""Data movement: the plans that carry out a TransferSpec, and which of them is the default.
 
 Few bytes go through the slots in one step, more in chunks. If ranks can read and write each other's memory, still more
 goes in one copy straight from the sender's array into the receiver's: the ranks write the addresses of their blocks
@@ -26,7 +26,7 @@ from meshdist.backends.gloo.shm.tuning import LEAST_IN_CHUNKS, TUNED_BYTES
 from meshdist.backends.gloo.shm.zero_copy import SharedMove
 from meshdist.collectives.dataflow import Blocks, TransferSpec
 from meshdist.runtime.call import Buffers, Call, Signature, each
-from meshdist.runtime.call_check import compare_splits
+from meshdist.runtime.call_mismatch import compare_splits
 
 if TYPE_CHECKING:
     from meshdist.core import Step

@@ -1,4 +1,4 @@
-"""Routes between ranks, as arrays: the cost of a round of simultaneous messages."""
+"""Contention: the cost of a round of simultaneous messages, which share links; the routes between ranks as arrays."""
 
 from __future__ import annotations
 

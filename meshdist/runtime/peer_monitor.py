@@ -1,4 +1,4 @@
-"""Peers: the processes of the other ranks, and whether they are alive.
+"""Peers and their monitor: the processes of the other ranks, and whether they are alive.
 
 Every rank writes a card to the store when it joins. Two ranks are on one host, and can share memory, if boot id, pid
 namespace and network namespace are equal; `MESHDIST_HOST_ID` overrides that, and `MESHDIST_DISABLE_SHM=1` makes every
