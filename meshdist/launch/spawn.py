@@ -24,7 +24,7 @@ from meshdist.launch.spawn_context import (
 from meshdist.launch.worker_env import LOOPBACK, job_secret, new_job, worker_environment
 from meshdist.security.credentials import secret_from_environment
 from meshdist.system.name_hints import explaining
-from meshdist.system.platform import check_processes
+from meshdist.system.platform import check_num_processes, check_processes
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -67,7 +67,7 @@ def spawn(
         ProcessRaisedException: A rank raised. It is the first failure that does not follow from another rank's.
         ProcessExitedException: A rank exited with another status than 0, or was killed.
         TypeError: `fn` is not callable, `nprocs` is not an integer, or `fn` or `args` cannot be pickled.
-        ValueError: `nprocs` is not positive, or `start_method` is unknown.
+        ValueError: `nprocs` is not positive, or more than this host has memory for, or `start_method` is unknown.
         DistError: This system cannot start processes.
     """
     import multiprocessing
@@ -79,6 +79,7 @@ def spawn(
         raise TypeError(f"spawn: nprocs must be an integer, got {type(nprocs).__name__}")
     if nprocs < 1:
         raise ValueError(f"spawn: nprocs must be at least 1, got {nprocs}")
+    check_num_processes(nprocs, "spawn: ")
     known = multiprocessing.get_all_start_methods()
     if start_method not in known:
         raise ValueError(f"spawn: start_method must be one of {', '.join(known)}, got {start_method!r}")

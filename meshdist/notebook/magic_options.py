@@ -8,6 +8,7 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
+from meshdist.system.platform import check_num_processes
 from meshdist.system.plurals import counted
 
 Axes = tuple[tuple[str, int], ...]
@@ -88,8 +89,9 @@ def _axes(text: str) -> Axes:
 def _shape(num_ranks: int | None, axes: Axes | None, before: CellOptions | None) -> tuple[int, Axes]:
     if num_ranks is not None and num_ranks < 1:
         raise ValueError(f"%%mesh: -n must be at least 1, got {num_ranks}")
+    product = math.prod(size for _, size in axes or ())
+    check_num_processes(max(num_ranks or 1, product), "%%mesh: ")
     if axes is not None:
-        product = math.prod(size for _, size in axes)
         if num_ranks not in (None, product):
             sizes = " x ".join(str(size) for _, size in axes)
             raise ValueError(f"%%mesh: --axes has {sizes} = {counted(product, 'rank')}, but -n is {num_ranks}")

@@ -18,6 +18,8 @@ _TIOCOUTQ = 0x5411  # SIOCOUTQ
 # Keeps a descriptor from programs that are started; on Windows they never inherit one.
 CLOSE_ON_EXEC: int = getattr(os, "O_CLOEXEC", 0)
 
+# With NumPy and this package it is 20 MiB of its own; a little program, or a fork, takes less.
+_LEAST_OF_A_PROCESS = 8 << 20
 _NO_PROCESSES = (
     "ranks that are processes need Linux or macOS; on Windows, run them as threads, meshdist.run(fn, world_size), or"
     " use the Windows Subsystem for Linux"
@@ -52,6 +54,23 @@ def check_processes(where: str) -> None:
     why = why_no_processes()
     if why is not None:
         raise DistError(why, error_prefix=where)
+
+
+def check_num_processes(num_ranks: int, prefix: str = "") -> None:
+    """Raise ValueError if this host does not have the memory for so many processes of Python: a misprint, most likely.
+
+    Starting them one by one would bring the host down before the first fails.
+    """
+    try:
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not known on this system
+        return
+    needed = num_ranks * _LEAST_OF_A_PROCESS
+    if needed > available > 0:
+        raise ValueError(
+            f"{prefix}{num_ranks} processes take at least {needed / 2**30:,.0f} GiB of memory, and this host has"
+            f" {available / 2**30:,.0f} GiB"
+        )
 
 
 def cores() -> set[int]:
@@ -135,7 +154,7 @@ def parse_num_ranks(text: str) -> int:
     """Return the number of ranks of `--nproc-per-node`: a positive number, "cpu", "gpu", or "auto" (GPUs if any).
 
     Raises:
-        ValueError: It is none of these, or "gpu" on a host without GPUs.
+        ValueError: It is none of these, "gpu" on a host without GPUs, or more than the host has memory for.
     """
     if text == "cpu":
         return available_cores()
@@ -147,6 +166,7 @@ def parse_num_ranks(text: str) -> int:
             raise ValueError("gpu: this host shows no CUDA GPU (driver missing, or hidden by CUDA_VISIBLE_DEVICES)")
         return found
     if text.isdecimal() and int(text) > 0:
+        check_num_processes(int(text))
         return int(text)
     raise ValueError(f"expected a positive number, auto, cpu or gpu, got {text!r}")
 

@@ -162,6 +162,7 @@ def interpreter():
     ("arguments", "message"),
     [
         (["--nproc-per-node", "0", "script.py"], "expected a positive number, auto, cpu or gpu, got '0'"),
+        (["-n", "500000000", "script.py"], "500000000 processes take at least 3,906,250 GiB of memory, and this host"),
         (["--nproc-per-node", "-2", "script.py"], "got '-2'"),
         (["-np", "2", "script.py"], "-np is an option of mpirun: write -n"),
         (["--nproc-per-node", "many", "script.py"], "got 'many'"),
