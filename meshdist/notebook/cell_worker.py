@@ -277,7 +277,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until there is a cell to interrupt
     die_with_parent(parent_pid)
     write_whole_lines()
-    show.text_marks_me = False
+    show.marks_me = False
     Worker(Connection(fd)).serve()
 
 

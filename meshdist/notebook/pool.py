@@ -60,12 +60,24 @@ class Completion:
         return ranks_by_picture
 
     def shown(self) -> list[tuple[dict[str, Any], list[int]]]:
-        """Return the forms of the last expressions, each with its ranks; those of equal text once."""
-        by_text: dict[str, tuple[dict[str, Any], list[int]]] = {}
+        """Return the forms of the last expressions, each with its ranks; those that are alike once."""
+        alike: list[tuple[dict[str, Any], list[int]]] = []
         for rank, answer in sorted(self.answers.items()):
-            if answer.shown is not None:
-                by_text.setdefault(answer.shown["text/plain"], (answer.shown, []))[1].append(rank)
-        return list(by_text.values())
+            if answer.shown is None:
+                continue
+            for forms, ranks in alike:
+                if _are_alike(forms, answer.shown):
+                    ranks.append(rank)
+                    break
+            else:
+                alike.append((answer.shown, [rank]))
+        return alike
+
+
+def _are_alike(forms: dict[str, Any], others: dict[str, Any]) -> bool:
+    """Return whether two values have equal texts, or else equal pictures. HTML may contain names made up for it."""
+    plain = "text/plain"
+    return forms[plain] == others[plain] or {**forms, plain: ""} == {**others, plain: ""}
 
 
 class Pool:

@@ -345,6 +345,15 @@ Table("same")
     assert capsys.readouterr().out.splitlines() == ["[0,1] <class '__main__.Table'>"]
 
 
+def test_a_mesh_as_the_last_expression_is_one_table(shell, capsys, monkeypatch):
+    displayed = []
+    monkeypatch.setattr("IPython.display.display", lambda forms, raw: displayed.append(forms))
+    shell.run_cell_magic("mesh", "--axes dp=2", "mesh")
+    assert capsys.readouterr().out.splitlines()[-1:] == ["[0,1]:"]
+    [forms] = displayed
+    assert "<table" in forms["text/html"]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from meshdist.mesh.mesh_state import MeshHosts
 
 FORMS = ("text", "html", "plot")
-# Whether the calling rank stands out in text. What all workers of a notebook print is shown once if it is the same.
-text_marks_me = True
+# Whether the calling rank stands out in text and HTML. Of the workers of a notebook, what is the same is shown once.
+marks_me = True
 
 
 def show(layout: Layout, hosts: MeshHosts | None, form: str | None, axis: int | str | None, ax: Any) -> Any:
@@ -25,7 +25,7 @@ def show(layout: Layout, hosts: MeshHosts | None, form: str | None, axis: int | 
         raise ValueError(f"DeviceMesh.show: form must be one of {', '.join(map(repr, FORMS))} or None, got {form!r}")
     if ax is not None and form != "plot":
         raise ValueError("DeviceMesh.show: ax needs form='plot'; pass both")
-    grid = grid_of(layout, hosts, axis, marks_me=text_marks_me or form not in (None, "text"))
+    grid = grid_of(layout, hosts, axis, marks_me=marks_me or form == "plot")
     if form == "plot":
         from meshdist.mesh.show.plot import as_plot
 
