@@ -129,6 +129,8 @@ def _run(
     ):
         pids = {}
         for rank in job.local_ranks:
+            if interrupts.pending():
+                break
             member = _start(settings, job, rank, outputs)
             supervisor.add(member)
             pids[rank] = member.pid

@@ -46,7 +46,10 @@ def check_port(port: int, name: str = "port") -> int:
 
 def resolve(host: str, port: int) -> list[Address]:
     """Return the addresses of `host`, in the order in which to try them; raise OSError if it is unknown."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise OSError(f"the name {host!r} cannot be resolved: {error.strerror}") from error
     return list(dict.fromkeys(Address(family, sockaddr) for family, _, _, _, sockaddr in found))
 
 

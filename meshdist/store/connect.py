@@ -33,7 +33,11 @@ Resolver = Callable[[], list[Address]]
 
 
 class NotReachedError(DistNetworkError):
-    """Report that no store answered within the timeout."""
+    """Report that no store answered within the timeout, and why the last attempt failed."""
+
+    def __init__(self, what: str, reason: Exception) -> None:
+        super().__init__(what)
+        self.reason = reason
 
 
 def connect_patiently(
@@ -69,11 +73,12 @@ def connect_patiently(
         time.sleep(deadline.remaining_s() if is_last else pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         if is_last and isinstance(failure, HandshakeBroken):
-            raise NotReachedError(f"{failure} (for {round(deadline.timeout_s, 2):g} s)") from None
+            raise NotReachedError(f"{failure} (for {round(deadline.timeout_s, 2):g} s)", failure) from None
         if is_last:
             raise NotReachedError(
                 f"no store answered at {name} within {round(deadline.timeout_s, 2):g} s (last error: {failure}); "
-                "does its host run, and are address and port right?"
+                "does its host run, and are address and port right?",
+                failure,
             ) from None
 
 

@@ -12,6 +12,7 @@ from argparse import Namespace
 
 import pytest
 
+from meshdist.launch import agent
 from meshdist.launch.failures import Failure, first_cause, read_error_file
 from meshdist.launch.meshrun import split_command
 from meshdist.launch.node_rendezvous import NodeRendezvous
@@ -211,3 +212,18 @@ def test_elastic_job_takes_as_many_hosts_as_slurm_has_started(monkeypatch):
     assert (met.host, met.node, met.least_nodes, met.num_nodes, met.last_call_s) == ("node1", 2, 2, 4, 7.0)
     with pytest.raises(ValueError, match="--nnodes 4:5, but srun .* has started 3 processes"):
         rendezvous_of(Namespace(**unset, nnodes=Count(4, 5), rdzv_last_call=7.0))
+
+
+def test_a_signal_while_ranks_are_started_ends_the_start(monkeypatch, capfd):
+    started, start = [], agent._start
+
+    def start_and_signal(settings, job, rank, outputs):
+        started.append(rank)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return start(settings, job, rank, outputs)
+
+    monkeypatch.setattr(agent, "_start", start_and_signal)
+    assert agent.launch(agent.Settings("program", ["sleep", "60"], 4)) == 143
+    assert started == [0, 1]
+    assert capfd.readouterr().err == "meshrun: stopped by SIGTERM\n"

@@ -361,6 +361,14 @@ def test_host_that_does_not_come_is_waited_for_so_long(job, tmp_path, node):
     ) in err
 
 
+def test_why_the_other_launcher_was_not_reached(job, tmp_path):
+    write_script(tmp_path, "")
+    job.start("--node-rank", "1", "--rdzv-endpoint", "nosuchhost.invalid:29400", "--rdzv-timeout", "1", "script.py")
+    ((status, err),) = job.finish()
+    assert status == 1
+    assert "no launcher opened a store at nosuchhost.invalid:29400 within 1 s (the name 'nosuchhost.invalid' cannot" in err
+
+
 @pytest.mark.parametrize("node", ["0", "1"])
 def test_ctrl_c_while_the_others_are_waited_for(job, tmp_path, node):
     write_script(tmp_path, "")
