@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
+from difflib import get_close_matches
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -156,7 +157,9 @@ def _names(text: str) -> list[str]:
     names = list(OPERATIONS) if text == "all" else text.split(",")
     for name in names:
         if name not in OPERATIONS:
-            raise ValueError(f"{name!r} is not known; choose from all, {', '.join(OPERATIONS)}")
+            close = get_close_matches(name, OPERATIONS, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ValueError(f"{name!r} is not known; choose from all, {', '.join(OPERATIONS)}{hint}")
     return names
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
+from meshdist._version import __version__
 from meshdist.launch.agent import Settings, launch
 from meshdist.launch.options import (
     DEFAULT_LAST_CALL_S,
@@ -32,12 +33,13 @@ from meshdist.system.platform import why_no_processes
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Iterable
 
 USAGE_STATUS = 2
 STATUS = "status"
 """The first word that shows running jobs, unless a script of this name is in the current directory."""
 
-_FLAGS = ("-h", "--help", "-m", "--module", "--no-python", "--standalone", "--use-env", "--dashboard")
+_FLAGS = ("-h", "--help", "--version", "-m", "--module", "--no-python", "--standalone", "--use-env", "--dashboard")
 """Options that take no value, or one after `=`."""
 
 _TORCHRUN_OPTIONS = {
@@ -103,7 +105,10 @@ def main(arguments: list[str] | None = None, *, passes_local_rank: bool = False)
             )
     parser = _parser()
     parser.set_defaults(**torchrun_variables(os.environ))
-    parsed = parser.parse_args(options)
+    parsed, unknown = parser.parse_known_args(options)
+    if unknown:
+        name = unknown[0].partition("=")[0]
+        _complain(f"{name} is not an option of meshrun{_did_you_mean(name, parser._option_string_actions)}")
     kind = "module" if parsed.module else "program" if parsed.no_python else "script"
     problem = _problem_with(parsed, kind, command)
     if problem is not None:
@@ -196,6 +201,7 @@ def _parser() -> ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
+    add("--version", action="version", version=f"meshrun, of meshdist {__version__}")
     add(
         "-n",
         "--nproc-per-node",
@@ -368,7 +374,7 @@ def _problem_with(parsed: Namespace, kind: str, command: list[str]) -> str | Non
         return f"expected a {kind} to run"
     name = command[0]
     if kind == "script" and not os.path.exists(name):
-        return f"no such file: {name!r}"
+        return f"no such file: {name!r}{_did_you_mean(name, [STATUS])}"
     if kind == "script" and os.path.isdir(name) and not os.path.isfile(os.path.join(name, "__main__.py")):
         return f"{name!r} is a directory without a __main__.py"
     if kind == "module" and not _is_importable(name.partition(".")[0]):
@@ -379,6 +385,14 @@ def _problem_with(parsed: Namespace, kind: str, command: list[str]) -> str | Non
         if shutil.which(name) is None:
             return f"no such program: {name!r}"
     return None
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return what to append to a message about a word that is not known; empty if no other is like it."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, list(known), n=1, cutoff=0.75)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _is_importable(top_level_name: str) -> bool:
@@ -393,7 +407,7 @@ def _is_importable(top_level_name: str) -> bool:
 
 
 def _complain(message: str) -> NoReturn:
-    print(f"meshrun: {message}; see meshrun --help", file=sys.stderr)
+    print(f"meshrun: {message}{'' if message.endswith('?') else '; see meshrun --help'}", file=sys.stderr)
     raise SystemExit(USAGE_STATUS)
 
 

@@ -246,6 +246,7 @@ def test_every_wrong_element_counts():
     ("args", "message"),
     [
         (["all_reduced"], "'all_reduced' is not known; choose from all, all_reduce, reduce, broadcast"),
+        (["allreduce"], "barrier; did you mean all_reduce?"),
         (["-b", "8x"], "-b/--begin: expected a size above 0, such as 8, 64K, 16M or 1G, got '8x'"),
         (["-b", "0"], "expected a size above 0"),
         (["-b", "1M", "-e", "1K"], "-e must not be below -b: sizes go from 1048576 to 1024 bytes"),

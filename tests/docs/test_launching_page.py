@@ -43,5 +43,5 @@ def test_every_command_of_the_page_is_understood(tmp_path):
         )
         assert (done.returncode, done.stderr) == (
             2,
-            "meshrun: unrecognized arguments: --bogus=1; see meshrun --help\n",
+            "meshrun: --bogus is not an option of meshrun; see meshrun --help\n",
         )
