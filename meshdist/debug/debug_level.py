@@ -54,6 +54,14 @@ def get_debug_level() -> DebugLevel:
     return DebugLevel.DETAIL if level <= logging.DEBUG else DebugLevel(int(level <= logging.INFO))
 
 
+def shows_all_frames() -> bool:
+    """Return whether tracebacks and stacks have the frames of this package below the user's code: at DETAIL."""
+    try:
+        return get_debug_level() is DebugLevel.DETAIL
+    except ValueError:  # the environment names no level, which may be the error to show
+        return False
+
+
 def set_debug_level(level: DebugLevel) -> None:
     """Set the debug level of this process, and of the groups of this rank, from the next call on.
 

@@ -60,7 +60,10 @@ def causes(waits: Waits, *, are_files: bool = False) -> list[str]:
     found += _describe_absences(waits, are_files=are_files)
     if found:
         return found
-    if any(state.open_calls for state in waits.states.values()):
+    unfinished = [state for state in waits.states.values() if state.open_calls]
+    if unfinished and all(call.state == "failed" for state in unfinished for call in state.open_calls):
+        return ["no rank waits any more: these calls have failed"]
+    if unfinished:
         return ["all ranks have reached the calls that others wait for; these calls are in progress"]
     return ["no rank waits for another"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from meshdist.debug.states import CallSeen, RankSnapshot, read_states
 from meshdist.debug.wait_graph import Waits, first_difference, who_waits
 from meshdist.runtime.rank_text import ranks_text, without_own_rank
 
+_FILE = re.compile(r"rank_\d+\.json")
 _MOST_SHOWN = 5
 _LATE_S = 0.001
 
@@ -25,7 +27,7 @@ def read_dumps(directory: Path) -> dict[int, RankSnapshot]:
     if not directory.is_dir():
         problem = "is not a folder" if directory.exists() else "is not there"
         raise ValueError(f"{directory} {problem}; pass the folder to which MESHDIST_FLIGHT_RECORDER_DIR was set")
-    paths = sorted(path for path in directory.iterdir() if path.suffix == ".json" and path.name[0] != ".")
+    paths = sorted(path for path in directory.iterdir() if _FILE.fullmatch(path.name))
     if not paths:
         raise ValueError(
             f"{directory} has no files of the flight recorder (rank_0.json and so on); they are written there by"
@@ -119,9 +121,7 @@ def _first_disagreement(states: Mapping[int, RankSnapshot], waits: Waits) -> lis
                 made.setdefault((call.group, call.sequence), {})[rank] = call
     wrong = [calls for calls in made.values() if len({call.text for call in calls.values()}) > 1]
     if not wrong:
-        return _order_of_groups(waits) or [
-            "none: where ranks made the same call of a group, they made it in the same way"
-        ]
+        return _order_of_groups(waits) or ["none"]
     calls = min(wrong, key=lambda calls: min(call.created_s for call in calls.values()))
     one = next(iter(calls.values()))
     by_words: dict[str, list[int]] = {}

@@ -10,9 +10,11 @@ from pathlib import PurePath
 from types import FrameType
 from typing import NamedTuple
 
+from meshdist.debug.debug_level import shows_all_frames
 from meshdist.runtime.call_site import is_ours, place_in
 
 _DEEPEST = 40
+_SPAWN = str(PurePath("multiprocessing", "spawn.py"))
 # These files ask for stacks, so their frames are dropped.
 _ASKERS = tuple(str(PurePath(__file__).parent / name) for name in ("dump.py", "signals.py", "hang_watchdog.py"))
 
@@ -73,7 +75,10 @@ def _frames() -> dict[int, FrameType]:
 
 
 def stack_of(frame: FrameType | None) -> Stack:
-    """Return the stack that ends in `frame`, without the frames that started the user's code and those that ask."""
+    """Return the stack that ends in `frame`, without the frames that started the user's code and those that ask.
+
+    Frames of this package below the user's code are shown at debug level DETAIL only.
+    """
     frames: list[FrameType] = []
     while frame is not None:
         frames.append(frame)
@@ -82,16 +87,22 @@ def stack_of(frame: FrameType | None) -> Stack:
         frame = frame.f_back
     own = _first(frames, _is_own)
     if own is not None:
-        # Drop the frames that started the user's code: the launcher, or threading.
-        while not _is_own(frames[-1].f_code.co_filename):
+        # Drop the frames that started the user's code: the launcher, multiprocessing, or threading.
+        while not _is_own(frames[-1].f_code.co_filename) or _starts_a_process(frames):
             frames.pop()
     else:
         own = _first(frames, lambda file: not is_ours(file))
-    return Stack(
-        lines=[_line(frame) for frame in frames[:_DEEPEST]][::-1],
-        place=None if own is None else _line(frames[own]),
-        in_call=any(is_ours(frame.f_code.co_filename) for frame in frames[:own]),
-    )
+    in_call = any(is_ours(frame.f_code.co_filename) for frame in frames[:own])
+    place = None if own is None else _line(frames[own])
+    if in_call and not shows_all_frames():
+        del frames[:own]
+    return Stack([_line(frame) for frame in frames[:_DEEPEST]][::-1], place, in_call)
+
+
+def _starts_a_process(frames: list[FrameType]) -> bool:
+    """Return whether the outermost frame is the `python -c` of multiprocessing's start method "spawn"."""
+    first, *rest = (frame.f_code.co_filename for frame in frames[-2:][::-1])
+    return first == "<string>" and bool(rest) and rest[0].endswith(_SPAWN)
 
 
 def _first(frames: list[FrameType], wanted: Callable[[str], bool]) -> int | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dis import opmap
 from types import TracebackType
 
-from meshdist.debug.debug_level import DebugLevel, get_debug_level
+from meshdist.debug.debug_level import shows_all_frames
 from meshdist.errors import DistError
 from meshdist.runtime.call_site import is_ours
 
@@ -23,7 +23,7 @@ _ABOUT_ARGUMENTS = (ValueError, TypeError, AttributeError, ImportError)
 def traceback_text(error: BaseException, frames: TracebackType | None) -> str:
     """Return an exception as Python prints it, with its causes, from `frames` on: its traceback or a part of it."""
     described = traceback.TracebackException(type(error), error, frames)
-    if not _shows_all():
+    if not shows_all_frames():
         for part, cause, trace in _chain(described, error, frames):
             if _is_deliberate(cause, trace):
                 kept = [frame for frame in part.stack if not is_ours(frame.filename)]
@@ -42,7 +42,7 @@ def without_leading(frames: TracebackType | None) -> TracebackType | None:
 def user_frames(error: BaseException) -> TracebackType | None:
     """Return the traceback of an exception without the frames of this package around the user's code, and below it."""
     frames = without_leading(error.__traceback__)
-    if frames is None or _shows_all():
+    if frames is None or shows_all_frames():
         return error.__traceback__
     kept = []
     link: TracebackType | None = frames
@@ -83,10 +83,3 @@ def _is_deliberate(error: BaseException, frames: TracebackType | None) -> bool:
         return True
     # An error of NumPy or of the interpreter, such as that of None + 1, comes from another instruction.
     return isinstance(error, _ABOUT_ARGUMENTS) and code.co_code[frames.tb_lasti] == _RAISE
-
-
-def _shows_all() -> bool:
-    try:
-        return get_debug_level() is DebugLevel.DETAIL
-    except ValueError:  # the environment names no level, which may be the error to show
-        return False

@@ -198,8 +198,8 @@ def _open(rendezvous: NodeRendezvous, secret: bytes, deadline: Deadline) -> TCPS
         if not deadline.expired():
             return None
         raise DistTimeoutError(
-            f"no launcher opened a store at {address} within {deadline.timeout_s:g} s ({error.reason}); the meshrun with"
-            " --node-rank 0, or the one on that host, hosts it: is it running, and can this host reach it?"
+            f"no launcher opened a store at {address} within {deadline.timeout_s:g} s ({error.reason}); the meshrun"
+            " with --node-rank 0, or the one on that host, hosts it: is it running, and can this host reach it?"
         ) from error
     store.set_timeout(_STORE_TIMEOUT_S)
     return store

@@ -32,6 +32,7 @@ class Event:
         key: The name of the group, and the index of the call on it; equal on all ranks of a collective.
         waits_for: The global rank that this call waited for.
         parts: The messages of `sendrecv`, `shift` and `halo_exchange`, with the times of the whole call.
+        sets_up: This call set up the group, as its first one does.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Event:
     key: tuple[str, int]
     waits_for: int | None = None
     parts: tuple[Event, ...] = ()
+    sets_up: bool = False
 
     @property
     def is_message(self) -> bool:
@@ -103,6 +105,8 @@ def events_of(group: GroupRecording, now_ns: int) -> list[Event]:
         event = _event(group, recorded, num_collectives, now_ns)
         num_collectives += event.is_collective
         events.append(event)
+    if events and group.begins_with_set_up:
+        events[0] = replace(events[0], sets_up=True)
     return events
 
 

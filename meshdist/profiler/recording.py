@@ -105,6 +105,7 @@ class GroupRecording:
         self._label = group.label
         self.name = group.name  # the unique name of the group, equal on all its ranks
         self.ranks = group.ranks  # global ranks
+        self.begins_with_set_up = not group.has_backend  # in the first call
         self.calls: list[Any] = []  # the calls in order of their start; sync calls in order of their end
         self.num_dropped = 0  # the number of calls beyond the limit
         self.exchanging: set[int] = set()  # the threads in an exchange, whose messages are parts of it

@@ -12,6 +12,8 @@ _HEAD = ("group", "call", "calls", "bytes", "time", "waiting", "share", "mean", 
 # The columns of the two tables for narrow terminals.
 _TIMES = ("group", "call", "calls", "time", "waiting", "share", "mean", "longest")
 _VOLUME = ("group", "call", "calls", "bytes", "bytes/s")
+# The share of the time from which on the set-up of groups is told.
+_MUCH = 0.05
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 
@@ -116,6 +118,7 @@ def sentences(tracks: Sequence[Track], slowest: Slowest | None) -> list[str]:
             f"{said}, averaged over {len(tracks)} ranks; least on rank {least} ({shares[least]:.1%}), most on rank"
             f" {most} ({shares[most]:.1%})"
         ]
+    lines += _set_up(tracks)
     if slowest is not None:
         lines.append(
             f"slowest: rank {slowest.rank}; the others waited {duration_text(slowest.wait_s)} for it, in"
@@ -127,6 +130,19 @@ def sentences(tracks: Sequence[Track], slowest: Slowest | None) -> list[str]:
         if track.num_dropped
     ]
     return lines
+
+
+def _set_up(tracks: Sequence[Track]) -> list[str]:
+    """Say how long the first calls of groups took, which set them up, where that is much of the time."""
+    found: dict[str, float] = {}
+    for track in tracks:
+        for event in track.events:
+            if event.sets_up:
+                found[event.group] = found.get(event.group, 0.0) + event.held_ns / 1e9 / len(tracks)
+    if sum(found.values()) < _MUCH * sum(track.seconds for track in tracks) / len(tracks):
+        return []
+    each = ", ".join(f"{label} {duration_text(seconds)}" for label, seconds in found.items())
+    return [f"of that, first calls, which set up their groups: {each}; a barrier on each before the block excludes it"]
 
 
 def duration_text(seconds: float) -> str:

@@ -282,7 +282,7 @@ class _Client:
         except OSError as error:
             raise self._broken(error) from error
         if not data:
-            raise HandshakeBroken(f"{self._stranger}: it closed the connection during the handshake, as a store that is overloaded may too")
+            raise HandshakeBroken(f"{self._stranger}, or is overloaded: it closed the connection during the handshake")
         return data
 
     def _broken(self, error: OSError) -> HandshakeBroken:

@@ -140,6 +140,19 @@ def test_a_page_of_real_ranks(tmp_path):
     assert "no rank waits for another" in page
 
 
+def test_after_a_failure_nobody_waits(tmp_path, capsys):
+    failed = record("world", 1, 5.0, state="failed", error="the ranks disagree")
+    page = page_of(tmp_path, capsys, *(data(rank, [failed], WORLD, size=3) for rank in range(3)))
+    assert "Who is waiting for whom\n  no rank waits any more: these calls have failed\n" in page
+
+
+def test_other_files_in_the_folder_are_no_records(tmp_path, capsys):
+    (tmp_path / "settings.json").write_text("{}")
+    assert main(["report", str(tmp_path)]) == 1
+    assert "has no files of the flight recorder (rank_0.json and so on)" in capsys.readouterr().err
+    assert "Flight records of the only rank" in page_of(tmp_path, capsys, data(0, [], {"world": [0]}, size=1))
+
+
 def test_the_command_line(tmp_path):
     write(tmp_path, data(0, [waiting("world", 2, 5.0)], WORLD, size=3))
     command = [sys.executable, "-m", "meshdist.debug", "report", "--stacks", str(tmp_path)]

@@ -2,8 +2,14 @@
 
 import subprocess
 import sys
+import threading
 
+import numpy as np
 import pytest
+from until import until
+
+import meshdist as dist
+from meshdist.debug.stacks import stacks
 
 ASKED_WHILE_GARBAGE_IS_COLLECTED = """
 import gc, threading
@@ -38,3 +44,47 @@ def test_stacks_can_be_asked_for_while_garbage_is_collected():
     program = [sys.executable, "-c", ASKED_WHILE_GARBAGE_IS_COLLECTED]
     done = subprocess.run(program, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
+
+
+@pytest.mark.parametrize("level", [dist.DebugLevel.OFF, dist.DebugLevel.DETAIL])
+def test_a_stack_ends_at_the_users_line_but_at_detail(level):
+    before, found = dist.get_debug_level(), {}
+
+    def main():
+        if dist.get_rank() == 0:
+            found["thread"] = threading.get_ident()
+            dist.recv(np.empty(1), 1)
+            return
+        until(lambda: "thread" in found and stacks()[found["thread"]].in_call, "rank 0 waits")
+        found["stack"] = stacks()[found["thread"]]
+        dist.send(np.ones(1), 0)
+
+    dist.set_debug_level(level)
+    try:
+        dist.run(main, 2)
+    finally:
+        dist.set_debug_level(before)
+    stack = found["stack"]
+    assert stack.place.endswith("in main")
+    assert (stack.lines[-1] == stack.place) == (level is dist.DebugLevel.OFF)
+
+
+IN_A_PROCESS = """
+import meshdist as dist
+from meshdist.debug.stacks import stacks
+
+def main(rank):
+    [stack] = stacks().values()
+    print(*stack.lines, sep="\\n")
+
+if __name__ == "__main__":
+    dist.spawn(main)
+"""
+
+
+def test_the_stack_of_a_spawned_rank_begins_with_its_function(tmp_path):
+    (tmp_path / "script.py").write_text(IN_A_PROCESS)
+    program = [sys.executable, tmp_path / "script.py"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=50)
+    first = done.stdout.splitlines()[0]
+    assert first.endswith("script.py:6 in main"), done

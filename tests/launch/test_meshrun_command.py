@@ -182,7 +182,10 @@ def interpreter():
         (["--tee", "4", "script.py"], "expected 0 (none), 1 (stdout), 2 (stderr) or 3 (both)"),
         (["--redirects", "0:1,b", "script.py"], "got '0:1,b'"),
         (["--redirects", "3", "script.py"], "--redirects needs --log-dir"),
-        (["--min-restarts", "3", "script.py"], "--min-restarts is not an option of meshrun; did you mean --max-restarts?"),
+        (
+            ["--min-restarts", "3", "script.py"],
+            "--min-restarts is not an option of meshrun; did you mean",
+        ),
         (["--foo", "script.py"], "meshrun: --foo is not an option of meshrun; see meshrun --help"),
         (["statuss"], "no such file: 'statuss'; did you mean status?"),
         (

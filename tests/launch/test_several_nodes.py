@@ -366,7 +366,9 @@ def test_why_the_other_launcher_was_not_reached(job, tmp_path):
     job.start("--node-rank", "1", "--rdzv-endpoint", "nosuchhost.invalid:29400", "--rdzv-timeout", "1", "script.py")
     ((status, err),) = job.finish()
     assert status == 1
-    assert "no launcher opened a store at nosuchhost.invalid:29400 within 1 s (the name 'nosuchhost.invalid' cannot" in err
+    assert (
+        "no launcher opened a store at nosuchhost.invalid:29400 within 1 s (the name 'nosuchhost.invalid' cannot" in err
+    )
 
 
 @pytest.mark.parametrize("node", ["0", "1"])

@@ -295,6 +295,26 @@ def test_the_table():
     ]
 
 
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_the_set_up_of_groups_is_told(is_warm):
+    def main():
+        group = dist.new_group()
+        if is_warm:
+            group.barrier()
+        with dist.profile() as p:
+            for _ in range(2):
+                group.all_reduce(np.ones(2))
+        return [event.sets_up for event in p.events]
+
+    assert dist.run(main, 2) == [[not is_warm, False]] * 2
+
+
+def test_much_set_up_has_a_line():
+    events = [replace(made_up("all_reduce", 0, 40, 0), sets_up=True), made_up("all_reduce", 50, 60, 1)]
+    lines = str(Timeline([Track(0, "here", 0, 100 * MS, events)])).splitlines()
+    assert lines[-1].startswith("of that, first calls, which set up their groups: tp 40 ms; a barrier on each")
+
+
 def test_the_trace_of_what_overlaps():
     trace = timeline().chrome_trace()
     check_trace(trace, num_messages=2)
