@@ -17,7 +17,7 @@ from meshdist.bootstrap.join import join
 from meshdist.bootstrap.url import whole_number
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.debug.debug_level import begin_debugging, get_debug_level
-from meshdist.debug.diagnosis import WorldDiagnosis
+from meshdist.debug.instrumentation import WorldDiagnosis
 from meshdist.debug.signals import SignalWatch
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistTimeoutError
 from meshdist.groups.api import connect_to_device
@@ -26,7 +26,8 @@ from meshdist.groups.world import Diagnosis, World, current_world, resolve, worl
 from meshdist.runtime.context import WorldSlot, current_slot
 from meshdist.runtime.departure import giving_up
 from meshdist.runtime.doorbells import SocketDoorbells
-from meshdist.runtime.peer_monitor import Peers, leave_will, my_card
+from meshdist.runtime.host_identity import my_card
+from meshdist.runtime.peer_monitor import Peers, leave_will
 from meshdist.runtime.waiting import Doorbells
 from meshdist.store import Store, TCPStore
 from meshdist.store.connect import NotReachedError

@@ -15,7 +15,8 @@ from contextlib import suppress
 from meshdist.bootstrap.spawned import exceeds_spawn
 from meshdist.errors import DistError, DistStoreError, DistTimeoutError
 from meshdist.runtime.departure import Departure, PeerExit
-from meshdist.runtime.peer_monitor import Card, Peers, host_id
+from meshdist.runtime.host_identity import Card, host_id
+from meshdist.runtime.peer_monitor import Peers
 from meshdist.runtime.rank_text import ranks_text
 from meshdist.security.credentials import SECRET_VARIABLE
 from meshdist.store import FileStore, PrefixStore, Store, TCPStore

@@ -22,7 +22,7 @@ from meshdist.bootstrap.multicast_socket import Datagram, MulticastSocket
 from meshdist.bootstrap.rank_assignment import number_ranks
 from meshdist.bootstrap.url import InitUrl
 from meshdist.errors import DistNetworkError, DistTimeoutError
-from meshdist.runtime.peer_monitor import host_id
+from meshdist.runtime.host_identity import host_id
 from meshdist.security.credentials import SECRET_VARIABLE, is_insecure_allowed, secret_from_environment
 from meshdist.store import Store, TCPStore
 from meshdist.store.address import endpoint

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from meshdist.bootstrap.join import joined, shortfall
 from meshdist.bootstrap.url import NOT_GIVEN
 from meshdist.errors import DistError, DistStoreError, DistTimeoutError
+from meshdist.runtime.host_identity import host_id
 from meshdist.runtime.log import RankLog
-from meshdist.runtime.peer_monitor import host_id
 from meshdist.store import PrefixStore, Store
 from meshdist.system.deadline import Deadline, Reminder
 from meshdist.system.plurals import counted

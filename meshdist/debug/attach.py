@@ -15,7 +15,8 @@ from meshdist.debug.state_exchange import StoreStateExchange
 from meshdist.debug.states import RankSnapshot
 from meshdist.debug.wait_graph import who_waits
 from meshdist.errors import DistError, DistNetworkError
-from meshdist.runtime.peer_monitor import Peers, my_card
+from meshdist.runtime.host_identity import my_card
+from meshdist.runtime.peer_monitor import Peers
 from meshdist.runtime.rank_text import ranks_text
 from meshdist.security.credentials import (
     SECRET_FILE_VARIABLE,

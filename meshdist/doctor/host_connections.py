@@ -16,7 +16,7 @@ from meshdist._version import __version__
 from meshdist.doctor.finding import ERROR, OK, WARNING, Finding
 from meshdist.doctor.network import addresses_elsewhere
 from meshdist.errors import DistError
-from meshdist.runtime.peer_monitor import host_id
+from meshdist.runtime.host_identity import host_id
 from meshdist.runtime.rank_text import ranks_text
 from meshdist.store import Store
 

@@ -24,8 +24,9 @@ from meshdist.runtime.context import GroupLike, WorldSlot, current_slot
 from meshdist.runtime.departure import Departure, PeerExit, gave_up, giving_up
 from meshdist.runtime.flight_recorder import FlightRecorder
 from meshdist.runtime.hooks import CallObserver
+from meshdist.runtime.host_identity import Card
 from meshdist.runtime.log import RankLog
-from meshdist.runtime.peer_monitor import Card, Peers, leave_will
+from meshdist.runtime.peer_monitor import Peers, leave_will
 from meshdist.runtime.progress import Progress
 from meshdist.runtime.rank_text import ranks_text
 from meshdist.runtime.waiting import Doorbells, WaitObserver

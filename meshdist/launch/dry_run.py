@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from meshdist.backends.fake import FakeBackend
 from meshdist.debug.debug_level import begin_debugging
-from meshdist.debug.diagnosis import WorldDiagnosis
+from meshdist.debug.instrumentation import WorldDiagnosis
 from meshdist.groups.process_group import DESTROYED
 from meshdist.groups.world import World, world_in
 from meshdist.profiler.accounting import Account
 from meshdist.runtime.context import WorldSlot, current_slot, use_slot
-from meshdist.runtime.peer_monitor import Card, Peers
+from meshdist.runtime.host_identity import Card
+from meshdist.runtime.peer_monitor import Peers
 from meshdist.runtime.progress import Job, JobQueue, Progress
 from meshdist.runtime.waiting import Doorbells
 from meshdist.store import HashStore, Store

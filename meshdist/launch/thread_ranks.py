@@ -11,7 +11,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshdist.backends.threads import ThreadStore
-from meshdist.debug.diagnosis import WorldDiagnosis
+from meshdist.debug.instrumentation import WorldDiagnosis
 from meshdist.errors import DistError
 from meshdist.groups.world import World, world_in
 from meshdist.lifecycle import enter_world

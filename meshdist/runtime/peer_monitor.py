@@ -1,9 +1,5 @@
 """Peers and their monitor: the processes of the other ranks, and whether they are alive.
 
-Every rank writes a card to the store when it joins. Two ranks are on one host, and can share memory, if boot id, pid
-namespace and network namespace are equal; `MESHDIST_HOST_ID` overrides that, and `MESHDIST_DISABLE_SHM=1` makes every
-rank a host of its own.
-
 Processes of the same host are watched directly. For other hosts each rank leaves a last will with the store: the store
 records the death of the rank when its connection ends. Connected peers see the socket close; the others poll the store,
 as often as a `PeerMonitor` says.
@@ -11,73 +7,23 @@ as often as a `PeerMonitor` says.
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from meshdist.errors import DistError
 from meshdist.runtime.departure import Departure, PeerExit
+from meshdist.runtime.host_identity import Card
 from meshdist.runtime.log import RankLog
 from meshdist.runtime.message_counts import Carrier, Traffic
 from meshdist.store import PrefixStore, Store, TCPStore
 from meshdist.store.tcp import connect_again
-from meshdist.system.env_flags import DISABLE_SHM, switch
-from meshdist.system.processes import ProcessWatch, fields_of, started_at
-
-
-@dataclass(frozen=True)
-class Card:
-    """The address of a rank for its peers."""
-
-    host: str  # equal for ranks that can share memory
-    host_name: str  # for messages
-    pid: int  # the process, in the pid namespace of the host
-    started: int  # start of the process in clock ticks, to tell it from a later one of the same pid; 0 if unknown
-    bells: str  # base of the addresses of the rank's doorbells; empty if it has no such addresses
-    network: str = ""  # equal for ranks that reach each other by loopback addresses
-
-    def encode(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def decode(cls, text: bytes) -> Card:
-        return cls(**json.loads(text))
-
-
-def my_card(bells: str) -> Card:
-    pid, started = os.getpid(), started_at(os.getpid())
-    # Without shared memory, every rank is a host of its own.
-    alone = f" {pid} {started}" if switch(DISABLE_SHM) else ""
-    return Card(f"{host_id()}{alone}", platform.node(), pid, started, bells, network_id())
-
-
-def host_id() -> str:
-    """Return an id that is equal for ranks that can share memory."""
-    given = os.environ.get("MESHDIST_HOST_ID")
-    if given:
-        return given
-    return _machine("pid", "net")
-
-
-def network_id() -> str:
-    """Return an id that is equal for ranks that reach each other by loopback addresses."""
-    return _machine("net")
-
-
-def _machine(*namespaces: str) -> str:
-    if sys.platform != "linux":
-        return platform.node()
-    own = [os.readlink(f"/proc/self/ns/{kind}") for kind in namespaces]
-    return " ".join([Path("/proc/sys/kernel/random/boot_id").read_text().strip(), *own])
+from meshdist.system.processes import ProcessWatch, fields_of
 
 
 class Closable(Protocol):

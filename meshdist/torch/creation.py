@@ -20,7 +20,7 @@ from meshdist.errors import DistError, DistNetworkError, DistStoreError, DistTim
 from meshdist.groups.world import World, world_in
 from meshdist.lifecycle import check_environment, enter_owned_world
 from meshdist.runtime.context import WorldSlot, current_slot
-from meshdist.runtime.peer_monitor import network_id
+from meshdist.runtime.host_identity import network_id
 from meshdist.runtime.rank_text import ranks_text
 from meshdist.store import HashStore, TCPStore
 from meshdist.system.deadline import Deadline, default_pg_timeout

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from meshdist.runtime.departure import Departure, describe
-from meshdist.runtime.peer_monitor import Card, host_id, my_card
+from meshdist.runtime.host_identity import Card, host_id, my_card
 from meshdist.system.processes import ProcessWatch, started_at
 
 pytestmark = [
@@ -37,7 +37,7 @@ def test_a_card_survives_the_store():
 
 def test_the_host_is_the_same_for_processes_that_can_share_memory(monkeypatch):
     monkeypatch.delenv("MESHDIST_HOST_ID", raising=False)
-    code = "from meshdist.runtime.peer_monitor import host_id; print(host_id())"
+    code = "from meshdist.runtime.host_identity import host_id; print(host_id())"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     other = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
     assert other.strip() == host_id()

@@ -1,4 +1,4 @@
-"""The diagnosis that is injected into a world: its hang watchdog, its loggers of calls, its dumps of faults."""
+"""What is injected into a world to observe it: its hang watchdog, the loggers of its calls, the dumps of its faults."""
 
 from __future__ import annotations
 
