@@ -148,7 +148,7 @@ def test_script_with_arrays_that_do_not_fit(tmp_path, size):
 
 def arrays_that_do_not_fit(init_method, size):
     dist.init_process_group("gloo", init_method, rank=worker_rank(), world_size=size, timeout=30)
-    with pytest.raises(RuntimeError, match=r"\[10\].*\[20\]"):
+    with pytest.raises(RuntimeError, match=r"(?s)\[10\].*\[20\]"):
         dist.all_reduce(np.zeros(10 if worker_rank() == 0 else 20))
 
 
