@@ -30,7 +30,7 @@ from meshdist.runtime.hooks import EXCHANGE_CALLS, CallInfo, CallObserver, notif
 from meshdist.runtime.plan_cache import remember
 from meshdist.runtime.progress import Job, JobQueue, Progress
 from meshdist.runtime.waiting import Incoming, Waitable, Wrapped
-from meshdist.runtime.work import ReceiptWork, Work
+from meshdist.runtime.work import ReceiptWork, Work, done_work
 
 # How long a group that is closed waits for the messages that it is to receive.
 _LAST_MESSAGES_S = 5.0
@@ -164,7 +164,7 @@ class PointToPoint(Probes):
         group, requests = self._group, self._isends
         request = _known(requests, tensor, dst, tag)
         if request is not None and request.fast_path is not None and self._try_fast_path(request, tensor):
-            return Work.done(group.error_prefix("isend"), None)
+            return done_work(group.error_prefix("isend"), None)
         error_prefix = group.error_prefix("isend")
         backend = group.usable_backend(error_prefix, tensor)
         calls = backend.device_calls
