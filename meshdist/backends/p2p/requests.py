@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshdist.arrays.host import OBJECT_SIZES, Array, as_bytes, describe_array
-from meshdist.backends.p2p.eager_messages import OBJECTS, text_of
+from meshdist.backends.p2p.eager_messages import OBJECTS, dtype_named, text_of
 from meshdist.backends.p2p.match_queue import MatchQueue
 from meshdist.errors import DistBackendError
 from meshdist.runtime.waiting import Doorbell, Found, Incoming, Probe, Waitable
@@ -242,7 +242,7 @@ class Probing(RecvRequest, Probe):
     def found(self) -> Found:
         message = self._look()
         assert message is not None, "asked once the probe is ready"
-        return Found(message.source, message.tag, message.num_bytes)
+        return Found(message.source, message.tag, message.num_bytes, dtype_named(message.dtype))
 
     def _look(self) -> UnexpectedMessage | None:
         if self.message is None:
