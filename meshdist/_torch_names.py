@@ -71,7 +71,9 @@ _INSTEAD = {
     "DeviceMesh.dim_names": "write `mesh_dim_names`",
     "DeviceMesh.coords": "write `get_coordinate()`",
     "DeviceMesh.dims": "`mesh_dim_names` has the names of the axes, `shape` their sizes",
-    **dict.fromkeys(("Work.Test", "Work.test"), "write `is_completed()`"),
+    **dict.fromkeys(
+        (f"Work.{name}" for name in ("Test", "test", "done", "is_done", "ready")), "write `is_completed()`"
+    ),
     **dict.fromkeys(
         ("Work.Cancel", "Work.cancel"),
         "a call that has begun is carried out; `wait(timeout)` ends the wait, `abort_process_group` all calls",
@@ -93,7 +95,7 @@ _INSTEAD = {
 }
 # Names of other libraries for which there is none.
 _OF_NO_OWNER = {
-    "ANY_SOURCE": "write `recv(x)`, without `src`",
+    **dict.fromkeys(("ANY_SOURCE", "any_source", "recv_any", "recv_anysource"), "write `recv(x)`, without `src`"),
     "ANY_TAG": "`probe(src, tag=None)` tells the tag of a message; then receive that one",
     "COMM_WORLD": "the flat functions, such as `all_reduce(x)`, run on the world; `new_group` creates other groups",
     "DistributedDataParallel": "`meshdist.parallel.GradientReducer` averages gradients",
@@ -102,7 +104,7 @@ _OF_NO_OWNER = {
     "Cart_shift": "`mesh.shift(x)` sends to the next rank and receives from the one before",
     "PROC_NULL": "`mesh.shift` has open ends; elsewhere, leave the call out",
     "Request": "`isend` and `irecv` return a Work; see its `wait` and `is_completed`",
-    "Sendrecv_replace": "write `sendrecv(x.copy(), x, dst, src)`",
+    **dict.fromkeys(("Sendrecv_replace", "sendrecv_replace"), "write `sendrecv(x.copy(), x, dst, src)`"),
     **{
         name: f"write `{same}`; for blocks of unequal lengths see `all_to_all_single` in docs/from-mpi4py.md"
         for name, same in {"Scatterv": "scatter(out, blocks)", "Gatherv": "gather(x, blocks)"}.items()

@@ -99,6 +99,10 @@ def _hint(is_read: bool, is_written: bool) -> Callable[..., str]:
     return hint_of_input if not is_written else hint_of_both if is_read else hint_of_output
 
 
+# The sizes in bytes of the objects of a list, the message before their pickles. No user's array has this dtype.
+OBJECT_SIZES = np.dtype([("num_bytes", np.int64)])
+
+
 def check_dtype(array: Array, name: str) -> None:
     """Raise TypeError for an unsupported dtype: objects, texts, structures, dates."""
     dtype = array.dtype

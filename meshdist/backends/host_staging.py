@@ -57,12 +57,14 @@ class HostStagedCalls(DeviceCalls):
 
     def isend(self, parcel: Parcel) -> Work:
         assert parcel.peer is not None
-        work: Work = parcel.group.messages.unobserved("isend")(self._fetched(parcel), parcel.peer, parcel.tag)
+        work: Work = parcel.group.messages.unobserved("isend")(
+            self._fetched(parcel), parcel.peer, parcel.tag, parcel.of
+        )
         return work
 
     def irecv(self, parcel: Parcel) -> Work:
         array, copies, room = self._room(parcel)
-        made = parcel.group.messages.unobserved("irecv")(room, parcel.peer, parcel.tag)
+        made = parcel.group.messages.unobserved("irecv")(room, parcel.peer, parcel.tag, parcel.of)
         work = ReceiptWork(parcel.error_prefix, parcel.tensor)
 
         def arrive() -> None:

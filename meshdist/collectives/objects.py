@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdist.arrays.host import Array
+from meshdist.arrays.host import OBJECT_SIZES, Array
 from meshdist.collectives.all_gather import all_gather
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_to_all import all_to_all
@@ -319,7 +319,7 @@ def recv_object_list(
     Raises:
         TypeError: `object_list` is not a list.
         ValueError: Both `src` and `group_src` are given, or it is not a member or this rank.
-        DistBackendError: The sender failed, or its list is of another length: its sizes are an int64 array.
+        DistBackendError: The sender failed, its list is of another length, or it sent an array.
         DistTimeoutError: Nothing came within the group's timeout.
     """
     members, of = resolve(group), "recv_object_list"
@@ -355,17 +355,23 @@ def submit(
 
 
 def send_array(members: Group, array: Array, dst: int, of: str, *, is_size_exchange: bool = False) -> None:
-    tensor = array if members.carries("cpu") else _on_gpu(members, array)
+    tensor = _marked(array, is_size_exchange) if members.carries("cpu") else _on_gpu(members, array)
     members.messages.send(tensor, dst, 0, of, is_size_exchange=is_size_exchange)
 
 
 def receive_array(members: Group, array: Array, src: int | None, of: str, *, is_size_exchange: bool = False) -> int:
     if members.carries("cpu"):
-        return members.messages.recv(array, src, 0, of, is_size_exchange=is_size_exchange)
+        marked = _marked(array, is_size_exchange)
+        return members.messages.recv(marked, src, 0, of, is_size_exchange=is_size_exchange)
     taken = _on_gpu(members, array)
     source = members.messages.recv(taken, src, 0, of, is_size_exchange=is_size_exchange)
     _bring_back(taken, array)
     return source
+
+
+def _marked(array: Array, is_size_exchange: bool) -> Array:
+    """Return sizes as what another receive than that of objects refuses; CuPy has no such dtype."""
+    return array.view(OBJECT_SIZES) if is_size_exchange else array
 
 
 def _on_gpu(members: Group, buffers: Buffers) -> Any:

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
+import numpy as np
+
 from meshdist.collectives.send_recv import Receiving, source_of
 from meshdist.runtime.context import GroupLike, resolve
+from meshdist.system.plurals import counted
 
 if TYPE_CHECKING:
     from meshdist.runtime.waiting import Found
@@ -23,11 +26,49 @@ class MessageInfo(NamedTuple):
         source: The sender's global rank; from a method, its rank in the group or along the mesh.
         tag: The message's tag.
         nbytes: Its size in bytes.
+        dtype: The dtype of the array that was sent. None of a list of objects, in a dry run, and if it is one of
+            ml_dtypes, which this rank has not imported.
+
+    Example:
+        >>> info = MessageInfo(source=0, tag=3, nbytes=16, dtype=np.dtype(np.float64))
+        >>> np.empty(info.count(), info.dtype).shape, info.count(np.float32)
+        ((2,), 4)
     """
 
     source: int
     tag: int
     nbytes: int
+    dtype: np.dtype[Any] | None = None
+
+    def count(self, dtype: Any = None) -> int:
+        """Return the number of elements, as MPI's Get_count.
+
+        Args:
+            dtype: The dtype of the elements; that of the array that was sent if None.
+
+        Raises:
+            ValueError: The message is not a whole number of such elements; or `dtype` is None and not known.
+        """
+        if dtype is None and self.dtype is None:
+            raise ValueError("MessageInfo.count: the dtype of the message is not known; pass it")
+        element = np.dtype(self.dtype if dtype is None else dtype)
+        number, rest = divmod(self.nbytes, element.itemsize)
+        if rest:
+            sent = "" if self.dtype is None else f"; it was sent as {self.dtype}"
+            raise ValueError(
+                f"MessageInfo.count: a message of {counted(self.nbytes, 'byte')} is not a whole number of elements of"
+                f" {element} ({counted(element.itemsize, 'byte')} each){sent}"
+            )
+        return number
+
+
+for _name, _what in {
+    "source": "The sender's global rank; from a method, its rank in the group or along the mesh.",
+    "tag": "The message's tag.",
+    "nbytes": "Its size in bytes.",
+    "dtype": "The dtype of the array that was sent; None if it is not known.",
+}.items():
+    vars(MessageInfo)[_name].__doc__ = _what  # help() would call it a field with a number
 
 
 class _Probe(Receiving[P, R]):
@@ -46,11 +87,14 @@ class _Probe(Receiving[P, R]):
         return flat
 
 
+_Probe.__name__ = "function"  # what help() calls it
+
+
 @_Probe
 def probe(
     src: int | None = None, group: GroupLike = None, tag: int | None = 0, group_src: int | None = None
 ) -> MessageInfo:
-    """Wait for a message and return its sender, tag and size, without receiving it.
+    """Wait for a message and return its sender, tag, size and dtype, without receiving it.
 
     A `recv` from this sender with this tag then receives it, unless another thread of this rank does before.
 
@@ -62,7 +106,9 @@ def probe(
         group_src: The sender's rank in the group, instead of `src`; -1 is any.
 
     Returns:
-        A MessageInfo: `source`, `tag` and `nbytes`. In a dry run, every message is there and has 0 bytes.
+        A MessageInfo: `source`, `tag`, `nbytes` and `dtype`. In a dry run, every message is there and has 0 bytes.
+        Before the objects of `send_object_list` comes a message of 8 bytes for each: so `nbytes // 8` is the length of
+        the list to pass to `recv_object_list`, and `dtype` is None.
 
     Raises:
         TypeError: A rank or the tag is not an integer.
@@ -79,7 +125,7 @@ def probe(
         ...         dist.send(np.arange(5.0), dst=1)
         ...     else:
         ...         info = dist.probe()
-        ...         x = np.empty(info.nbytes // 8)
+        ...         x = np.empty(info.count(), info.dtype)
         ...         dist.recv(x, src=info.source)
         ...         return info.source, x.tolist()
         >>> dist.run(main, 2)[1]
@@ -94,7 +140,7 @@ def probe(
 def iprobe(
     src: int | None = None, group: GroupLike = None, tag: int | None = 0, group_src: int | None = None
 ) -> MessageInfo | None:
-    """Return the sender, tag and size of a message that has arrived, without receiving it; None if there is none yet.
+    """Return a MessageInfo of a message that has arrived, without receiving it; None if there is none yet.
 
     Args:
         src: As in `probe`.

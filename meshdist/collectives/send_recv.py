@@ -247,10 +247,15 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         A Work for each, in the order of the list.
 
     Raises:
-        TypeError: Not a list of P2POp, or what `isend` and `irecv` raise.
+        TypeError: Not a list or tuple of P2POp, or what `isend` and `irecv` raise.
         ValueError: What `isend` and `irecv` raise.
     """
-    ops = list(p2p_op_list) if isinstance(p2p_op_list, Sequence) else [p2p_op_list]
+    if not isinstance(p2p_op_list, Sequence):
+        hint = "; write batch_isend_irecv([op])" if isinstance(p2p_op_list, P2POp) else ""
+        raise TypeError(
+            f"batch_isend_irecv: p2p_op_list must be a list of P2POp, got {type(p2p_op_list).__name__}{hint}"
+        )
+    ops = list(p2p_op_list)
     for number, op in enumerate(ops):
         if not isinstance(op, P2POp):
             raise TypeError(

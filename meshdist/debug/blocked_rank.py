@@ -7,9 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 _MOST_NAMED = 8
-# In the words of a call that waits for another message than that which has come.
-_THERE = " (there "
 _SENDS, _RECEIPTS = ("send",), ("recv", "irecv", "probe")
+# What the ranks must do in calls that send and receive, by name.
+_EXCHANGES = {
+    "sendrecv": "in sendrecv, the dst of each rank must receive from it, with the same tag",
+    "shift": "all ranks along the axis must call shift, with equal by, periodic and tag",
+    "halo_exchange": "all ranks along the axis must call halo_exchange, with equal width, periodic, dims and tag",
+}
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class BlockedRank:
         sends_in: The group in which the awaited rank has to read its messages; see `runtime.waiting`.
         reads_in: The group in which it reads all messages of the awaited ranks.
         from_any: It waits for a message of any of `awaits`, and for nothing else.
+        instead: The messages that have come, of which it awaits none; empty if none has.
     """
 
     rank: int
@@ -44,6 +49,7 @@ class BlockedRank:
     sends_in: str = ""
     reads_in: str = ""
     from_any: bool = False
+    instead: str = ""
 
     def may_end(self, other: BlockedRank) -> bool:
         """Return whether the wait of `other` may end by what this rank does while it waits."""
@@ -51,8 +57,7 @@ class BlockedRank:
 
     def encode(self) -> str:
         fields = {**asdict(self), "confirmed": sorted(self.confirmed.items())}
-        if not self.from_any:
-            del fields["from_any"]
+        fields = {name: value for name, value in fields.items() if value or name not in ("from_any", "instead")}
         # An older version, to which all of `awaits` have to do something, must not read such a record. It reads none
         # with a field that it does not know, and finds no circle then.
         return json.dumps(fields)
@@ -160,17 +165,23 @@ def _awaited(blocked: BlockedRank, ranks: set[int]) -> str:
 
 
 def _describe_waits(blocked: list[BlockedRank], awaited: list[str]) -> str:
-    steps = [f"rank {one.rank} waits for {whom} in {one.call}" for one, whom in zip(blocked, awaited, strict=True)]
+    steps = [
+        f"rank {one.rank} waits for {whom} in {one.call}" + (f" ({one.instead})" if one.instead else "")
+        for one, whom in zip(blocked, awaited, strict=True)
+    ]
     if len(steps) > _MOST_NAMED:
         steps[_MOST_NAMED - 1 : -1] = [f"and so on, {len(blocked)} ranks in all"]
     advice = _advice(blocked)
     lines = [*steps, advice] if advice else steps
-    return "\n  ".join(["deadlock: the ranks wait for each other, and none can go on", *lines])
+    return "\n  ".join(["deadlock: the ranks wait for each other, and none can proceed", *lines])
 
 
 def _advice(blocked: list[BlockedRank]) -> str:
     """Return how to change the calls, as far as these tell it; else an empty string."""
     names = [one.call.partition("(")[0] for one in blocked]
+    exchange = next((name for name in names if name in _EXCHANGES), None)
+    if exchange is not None:
+        return _EXCHANGES[exchange]
     if not {*names} & {*_SENDS, *_RECEIPTS}:
         orders = {one.members for one in blocked}
         if len({tuple(sorted(members)) for members in orders}) < len(orders):
@@ -178,7 +189,7 @@ def _advice(blocked: list[BlockedRank]) -> str:
         return "make the calls on these groups in the same order on all ranks"
     if {*names} <= {*_SENDS}:
         return "post an irecv before the send, or call sendrecv, which does both at once"
-    if any(_THERE in one.call for one in blocked):
+    if any(one.instead for one in blocked):
         return ""
     if {*names} == {"probe"}:
         return "let one of them send before it probes"

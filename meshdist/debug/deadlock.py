@@ -152,12 +152,13 @@ class DeadlockDetector:
             self._world.rank,
             next(self._numbers),
             awaits or sources,
-            _words(record) + (f" ({instead})" if (instead := waitable.instead()) else ""),
+            _words(record),
             members=group.ranks,
             phase=self._phase,
             sends_in=waitable.sends_in(),
             reads_in=waitable.reads_in(),
             from_any=bool(sources),
+            instead=waitable.instead(),
         )
         self._awaited = awaited
         self._wait = BlockedWait(blocked, self._surroundings(), group.name, group.has_left)
@@ -204,7 +205,9 @@ class DeadlockDetector:
 def _is_only_receive(awaited: Awaited, record: Record) -> bool:
     """Return whether the only call in progress is an `irecv`, for which a thread waits."""
     job = awaited.queue.first()
-    return job is not None and job.work is awaited.work and job.record is record and facts_in(record).name == "irecv"
+    facts = facts_in(record)
+    is_receive = facts.is_message and bool(facts.received)
+    return is_receive and job is not None and job.work is awaited.work and job.record is record
 
 
 def _words(record: Record) -> str:

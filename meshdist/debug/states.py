@@ -174,7 +174,7 @@ def _parse_call(record: dict[str, Any]) -> CallSeen:
         sequence=int(record["sequence"]),
         text=_text(record["text"]),
         is_message=is_message,
-        is_receipt=is_message and "send" not in record["call"],
+        is_receipt=is_message and bool(record["received"]),
         peer=_optional(record["root"], int) if is_message else None,
         created_s=float(record["created_s"]),
         completed_s=_optional(record["completed_s"], float),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from sys import _getframe
 from typing import Any
@@ -26,14 +27,16 @@ from meshdist.groups.unposted_messages import (
 )
 from meshdist.runtime.device_calls import DeviceCalls, Parcel
 from meshdist.runtime.flight_recorder import COMPLETED, Record, clock, users
-from meshdist.runtime.hooks import EXCHANGE_CALLS, CallInfo, CallObserver, notify_around
+from meshdist.runtime.hooks import EXCHANGE_CALLS, MESSAGE_CALLS, CallInfo, CallObserver, notify_around
 from meshdist.runtime.plan_cache import remember
 from meshdist.runtime.progress import Job, JobQueue, Progress
 from meshdist.runtime.waiting import Incoming, Waitable, Wrapped
-from meshdist.runtime.work import ReceiptWork, Work
+from meshdist.runtime.work import ReceiptWork, Work, done_work
 
 # How long a group that is closed waits for the messages that it is to receive.
 _LAST_MESSAGES_S = 5.0
+# How long a message of a broken group may take to fail.
+_FAILING_S = 1.0
 # Up to here an `irecv` takes a message that has come already.
 _LONG_BYTES = 2 << 20
 
@@ -54,8 +57,9 @@ class PointToPoint(Probes):
         # Requests whose arguments have been checked, by peer, tag, dtype and shape; emptied when the group ends.
         self._sends: dict[Any, PersistentRequest] = {}
         self._receives: dict[Any, PersistentRequest] = {}
-        self._isends: dict[Any, PersistentRequest] = {}
-        self._ireceives: dict[Any, PersistentRequest] = {}
+        # By the user's function as well, which their errors and records name.
+        self._isends: defaultdict[str, dict[Any, PersistentRequest]] = defaultdict(dict)
+        self._ireceives: defaultdict[str, dict[Any, PersistentRequest]] = defaultdict(dict)
         self.deferral = DeferredReceives(self._take_deferred, self._post_deferred, progress)
         self.deferred = self.deferral.works
         self.announcing = AnnouncedSends(self._post_announced, self.deferral)
@@ -72,7 +76,7 @@ class PointToPoint(Probes):
     def watch(self, *observers: CallObserver) -> None:
         for name in EXCHANGE_CALLS:
             self.__dict__.pop(name, None)  # set by a recorder
-        for name in ("send", "recv", "isend", "irecv"):
+        for name in MESSAGE_CALLS:
             # An instance attribute hides the method of the class: messages without observers pay nothing.
             self.__dict__.pop(name, None)
             if observers:
@@ -95,7 +99,8 @@ class PointToPoint(Probes):
     def send(self, tensor: Any, dst: int, tag: int, of: str = "send", *, is_size_exchange: bool = False) -> None:
         """Send a message to rank `dst` and wait until `tensor` may be changed.
 
-        The user called the function `of`; with `is_size_exchange`, which observers see, another message follows.
+        The user called the function `of`; with `is_size_exchange`, which observers see, another message follows, and
+        the array is of `OBJECT_SIZES`.
         """
         requests = self._sends
         request = _known(requests, tensor, dst, tag) if of == "send" else None
@@ -107,13 +112,13 @@ class PointToPoint(Probes):
         if backend.device_calls is not None:
             backend.device_calls.send(self._parcel(backend.device_calls, error_prefix, of, tensor, dst, tag))
             return
-        array = tensor if request is not None else pack(self._array(error_prefix, tensor, tag))
+        array = tensor if request is not None or is_size_exchange else pack(self._array(error_prefix, tensor, tag))
         if dst == self._rank and not self._own(backend).awaits(tag):
             raise ValueError(
                 f"{error_prefix}: dst is this rank, {dst}, which has posted no receive with tag {tag}, so the call"
                 " would wait for itself; post one with irecv first, or call isend, which buffers the message"
             )
-        record = self.begin_record(of, array, dst, tag)
+        record = self.begin_record(of, array, dst, tag, sends=True)
         try:
             backend.wait(self._post_send(backend, array, dst, tag), error_prefix)
         except BaseException as error:
@@ -122,7 +127,7 @@ class PointToPoint(Probes):
         if request is not None:
             self._note(request, tensor)
         elif array is tensor and of == "send" and dst != self._rank:
-            self._keep_request(requests, of, tensor, dst, tag, backend.fast_send)
+            self._keep_request(requests, of, tensor, dst, tag, backend.fast_send, sends=True)
 
     def recv(self, tensor: Any, src: int | None, tag: int, of: str = "recv", *, is_size_exchange: bool = False) -> int:
         """Receive a message from rank `src`, or from any rank if it is None; return the sender. See `send`."""
@@ -139,7 +144,7 @@ class PointToPoint(Probes):
         if backend.device_calls is not None:
             return backend.device_calls.recv(self._parcel(backend.device_calls, error_prefix, of, tensor, src, tag))
         array = packed = tensor
-        if request is None:
+        if request is None and not is_size_exchange:
             array, packed = self._output(error_prefix, tensor, tag)
         src = self._only_source(src)
         if src == self._rank and not self._own(backend).probe(tag).ready():
@@ -147,7 +152,7 @@ class PointToPoint(Probes):
                 f"{error_prefix}: src is this rank, {src}, which has sent itself no message with tag {tag}, so the call"
                 " would wait for itself; call isend before it, or irecv"
             )
-        record = self.begin_record(of, packed, src, tag)
+        record = self.begin_record(of, packed, src, tag, sends=False)
         try:
             incoming = self._post_recv(backend, packed, src, tag)
             backend.wait(incoming, error_prefix)
@@ -157,44 +162,46 @@ class PointToPoint(Probes):
         if packed is not array:
             array[...] = packed
         elif request is None and packed is tensor and src is not None and src != self._rank and of == "recv":
-            self._keep_request(requests, of, tensor, src, tag, backend.fast_recv)
+            self._keep_request(requests, of, tensor, src, tag, backend.fast_recv, sends=False)
         return incoming.source
 
-    def isend(self, tensor: Any, dst: int, tag: int) -> Work:
-        group, requests = self._group, self._isends
+    def isend(self, tensor: Any, dst: int, tag: int, of: str = "isend") -> Work:
+        """Begin to send a message, for the user's function `of`."""
+        group, requests = self._group, self._isends[of]
         request = _known(requests, tensor, dst, tag)
         if request is not None and request.fast_path is not None and self._try_fast_path(request, tensor):
-            return Work.done(group.error_prefix("isend"), None)
-        error_prefix = group.error_prefix("isend")
+            return done_work(group.error_prefix(of), None)
+        error_prefix = group.error_prefix(of)
         backend = group.usable_backend(error_prefix, tensor)
         calls = backend.device_calls
         if calls is not None:
-            return self._in_batch(calls).isend(self._parcel(calls, error_prefix, "isend", tensor, dst, tag))
+            return self._in_batch(calls).isend(self._parcel(calls, error_prefix, of, tensor, dst, tag))
         array = packed = tensor
         if request is None:
             array = self._array(error_prefix, tensor, tag)
             packed = pack(array)
         work = Work(error_prefix, None)
-        record = self.begin_record("isend", array, dst, tag)
+        record = self.begin_record(of, array, dst, tag, sends=True)
         post = partial(self._post_send, backend, packed, dst, tag)
         self._begin(work, error_prefix, ("to", dst), post, None, record)
         if request is not None:
             self._note(request, tensor)
         elif array is tensor and dst != self._rank:
-            self._keep_request(requests, "isend", tensor, dst, tag, backend.fast_isend)
+            self._keep_request(requests, of, tensor, dst, tag, backend.fast_isend, sends=True)
         return work
 
-    def irecv(self, tensor: Any, src: int | None, tag: int) -> Work:
-        group, requests = self._group, self._ireceives
+    def irecv(self, tensor: Any, src: int | None, tag: int, of: str = "irecv") -> Work:
+        """Begin to receive a message, for the user's function `of`."""
+        group, requests = self._group, self._ireceives[of]
         request = _known(requests, tensor, src, tag)
         if request is not None and request.fast_path is not None and self.deferral.takes(request, tensor):
             return self._defer(request, tensor)
         self.deferral.post_all()
-        error_prefix = group.error_prefix("irecv")
+        error_prefix = group.error_prefix(of)
         backend = group.usable_backend(error_prefix, tensor)
         calls = backend.device_calls
         if calls is not None:
-            return self._in_batch(calls).irecv(self._parcel(calls, error_prefix, "irecv", tensor, src, tag))
+            return self._in_batch(calls).irecv(self._parcel(calls, error_prefix, of, tensor, src, tag))
         array = packed = tensor
         if request is None:
             array, packed = self._output(error_prefix, tensor, tag)
@@ -206,49 +213,68 @@ class PointToPoint(Probes):
             if packed is not array:
                 array[...] = packed
 
-        record = self.begin_record("irecv", packed, src, tag)
+        record = self.begin_record(of, packed, src, tag, sends=False)
         post = partial(self._post_recv, backend, packed, src, tag)
         is_long = packed.nbytes > _LONG_BYTES
         self._begin(work, error_prefix, ("from", src, tag), post, arrive, record, is_long=is_long)
         # There is no fast path until the first message has come.
         is_new = request is None or request.fast_path is None
         if is_new and packed is tensor and src is not None and src != self._rank:
-            self._keep_request(requests, "irecv", tensor, src, tag, backend.fast_recv)
+            self._keep_request(requests, of, tensor, src, tag, backend.fast_recv, sends=False)
         return work
 
     def sendrecv(self, send: Any, recv: Any, dst: int, src: int | None, tags: tuple[int, int]) -> int:
         """Send a message and receive one; return the sender. Observers see an isend and an irecv."""
-        error_prefix = self._group.error_prefix("sendrecv")
+        of = "sendrecv"
+        error_prefix = self._group.error_prefix(of)
         # Arrays of kinds that were sent and received before are plain, and recv can be written.
         is_known = (
-            _known(self._isends, send, dst, tags[0]) is not None
-            and _known(self._ireceives, recv, src, tags[1]) is not None
+            _known(self._isends[of], send, dst, tags[0]) is not None
+            and _known(self._ireceives[of], recv, src, tags[1]) is not None
             and not np.may_share_memory(send, recv)
         )
         on_cpu = is_known or self._check_exchange(error_prefix, send, recv, tags)
-        with nullcontext() if on_cpu else self.batched("sendrecv"):
-            # The receive comes first, so that a message to this rank itself finds it.
-            taken = self.irecv(recv, src, tags[1])
-            given = self.isend(send, dst, tags[0])
-        given.wait()
-        taken.wait()
+        works: list[Work] = []
+        try:
+            with nullcontext() if on_cpu else self.batched(of):
+                # The receive comes first, so that a message to this rank itself finds it.
+                works.append(self.irecv(recv, src, tags[1], of))
+                works.append(self.isend(send, dst, tags[0], of))
+            taken, given = works
+            given.wait()
+            taken.wait()
+        except DistError as error:
+            raise _first_error(works, error) from None
         return self._group.ranks.index(taken.source_rank()) if src is None else src
 
     def exchange(
-        self, of: str, receives: Sequence[tuple[Any, int]], sends: Sequence[tuple[Any, int]], tag: int
+        self, of: str, receives: Sequence[tuple[Any, int]], sends: Sequence[tuple[Any, int]], tag: int, agree: str
     ) -> None:
-        """Receive and send arrays, each from or to a rank, and wait for all; the user called the function `of`."""
+        """Receive and send arrays, each from or to a rank, and wait for all; the user called the function `of`.
+
+        Where a message does not fit, the error ends with `agree`: what of the arrays all ranks must agree on.
+        """
         arrays = [array for array, _ in (*receives, *sends)]
         on_cpu = all(type(array) is np.ndarray or device_type_of(array) == "cpu" for array in arrays)
-        with nullcontext() if on_cpu else self.batched(of):
-            works = [self.irecv(array, src, tag) for array, src in receives]
-            works += [self.isend(array, dst, tag) for array, dst in sends]
-        for work in works:
-            work.wait()
+        works: list[Work] = []
+        try:
+            with nullcontext() if on_cpu else self.batched(of):
+                for array, src in receives:
+                    works.append(self.irecv(array, src, tag, of))
+                for array, dst in sends:
+                    works.append(self.isend(array, dst, tag, of))
+            for work in works:
+                work.wait()
+        except DistError as error:
+            first = _first_error(works, error)
+            if first.is_misfit:
+                first.add(f"; {agree}")
+            raise first from None
 
     def forget_requests(self) -> None:
         """Make the next message of each kind check the group and choose its backend again."""
-        self._sends, self._receives, self._isends, self._ireceives = {}, {}, {}, {}
+        self._sends, self._receives = {}, {}
+        self._isends, self._ireceives = defaultdict(dict), defaultdict(dict)
         self.post_deferred()
 
     @contextmanager
@@ -300,22 +326,22 @@ class PointToPoint(Probes):
         calls.num_messages += 1
         record = self._recorder.begin(facts, calls.num_messages)
         self._note(request, tensor)
-        return self.deferral.add(DeferredWork(self._group.error_prefix("irecv"), tensor, request, record))
+        return self.deferral.add(DeferredWork(self._group.error_prefix(facts[0]), tensor, request, record))
 
     def _take_deferred(self, work: DeferredWork) -> bool:
         try:
             if not work.request.fast_path(work.tensor):  # type: ignore[misc]
                 return False
         except BaseException as error:
-            work.complete(self._group.fail(error, self._group.error_prefix("irecv"), work.record))
+            work.complete(self._group.fail(error, self._group.error_prefix(work.request.facts[0]), work.record))
             raise
         work.source = work.request.source
         work.record[COMPLETED] = clock()
         return True
 
     def _post_deferred(self, work: DeferredWork) -> None:
-        _, _, _, _, _, src, tag, _ = work.request.facts
-        group, error_prefix = self._group, self._group.error_prefix("irecv")
+        of, _, _, _, _, src, tag, _, _ = work.request.facts
+        group, error_prefix = self._group, self._group.error_prefix(of)
         try:
             backend = group.usable_backend(error_prefix, work.tensor)
         except (DistError, ValueError) as error:
@@ -329,7 +355,7 @@ class PointToPoint(Probes):
         self._begin(work, error_prefix, ("from", src, tag), post, arrive, work.record)
 
     def _post_announced(self, work: AnnouncedWork) -> None:
-        _, _, _, _, _, dst, _, _ = work.request.facts
+        of, _, _, _, _, dst, _, _, _ = work.request.facts
         ring: core.Ring = work.request.fast_path  # type: ignore[assignment]
 
         def post() -> Waitable:
@@ -337,7 +363,7 @@ class PointToPoint(Probes):
             work._release()
             return request
 
-        self._begin(work, self._group.error_prefix("isend"), ("to", dst), post, None, work.record)
+        self._begin(work, self._group.error_prefix(of), ("to", dst), post, None, work.record)
 
     def _try_fast_path(self, request: PersistentRequest, tensor: Array) -> bool:
         # Send or receive by the fast path if possible, with the same record as `begin_record` makes.
@@ -365,19 +391,29 @@ class PointToPoint(Probes):
 
     def _note(self, request: PersistentRequest, tensor: Array) -> None:
         note = self._group.calls.note
-        if note is not None and isinstance(request.fast_path, core.Ring):
-            name = request.facts[0]
+        name = request.facts[0]
+        if note is not None and name in MESSAGE_CALLS and isinstance(request.fast_path, core.Ring):
             sent, received = (None, tensor) if name in ("recv", "irecv") else (tensor, None)
             kind = (request,) if name in ("isend", "irecv") else ()
             note(request.fast_path, request.facts, self._group.error_prefix(name), sent, received, False, *kind)
 
     def _keep_request(
-        self, requests: dict[Any, PersistentRequest], of: str, array: Array, peer: int, tag: int, fast: Any
+        self,
+        requests: dict[Any, PersistentRequest],
+        of: str,
+        array: Array,
+        peer: int,
+        tag: int,
+        fast: Any,
+        *,
+        sends: bool,
     ) -> None:
         # The caller passes the dict that it used: if the group was closed meanwhile, the group has another one.
         if array.dtype.isnative:  # other byte orders are swapped at each call
             fast_path = fast(peer, tag, array.dtype, array.shape)
-            request = PersistentRequest(self._facts(of, array, peer, tag), fast_path, self._group.ranks[peer])
+            request = PersistentRequest(
+                self._facts(of, array, peer, tag, sends=sends), fast_path, self._group.ranks[peer]
+            )
             remember(requests, (peer, tag, array.dtype, array.shape), request)
 
     def _begin(
@@ -457,6 +493,16 @@ def _known(requests: dict[Any, PersistentRequest], tensor: Any, peer: int | None
     return None
 
 
+def _first_error(works: Sequence[Work], error: DistError) -> DistError:
+    """Return the error of the message that failed first of one call, if another one made `error` by that."""
+    if error.is_earlier:  # the progress thread, which broke the group, may be about to complete the work that failed
+        for work in works:
+            with suppress(DistError):
+                work.wait(_FAILING_S)
+    errors = [failed for work in works if isinstance(failed := work.exception(), DistError)]
+    return next((failed for failed in errors if not failed.is_earlier), error)
+
+
 class _Guarded(Wrapped):
     """Also checks the group of a waitable, which another call may break meanwhile."""
 
@@ -478,10 +524,15 @@ def _steps(guarded: Waitable, waitable: Waitable, arrive: Any) -> Iterator[Waita
 def _watched(
     observers: tuple[CallObserver, ...], group: MessageGroup, name: str, method: Callable[..., Any]
 ) -> Callable[..., Any]:
+    is_async = name in ("isend", "irecv")
+
     def begin(tensor: Any, peer: int | None, tag: int, of: str = name, *, is_size_exchange: bool = False) -> Any:
         send, recv = (tensor, None) if "send" in name else (None, tensor)
-        info = CallInfo(group, of, None, send, recv, peer, is_size_exchange=is_size_exchange)
-        return notify_around(observers, info, lambda: method(tensor, peer, tag, *named(of)))
+        shown = name if is_async else of  # of an exchange, its messages
+        info = CallInfo(group, shown, None, send, recv, peer, is_size_exchange=is_size_exchange)
+        return notify_around(observers, info, lambda: method(tensor, peer, tag, *named(of), **how[is_size_exchange]))
+
+    how = {False: {}, True: {"is_size_exchange": True}}
 
     def named(of: str) -> tuple[str, ...]:
         return () if of == name else (of,)

@@ -312,7 +312,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         if self._broken is not None:
             words = f"the group cannot be used after an earlier failure: {self._broken}"
             error = DistBackendError(words, peer_failed=self._broken.peer_failed, error_prefix=error_prefix)
-            error.is_numbered = True  # `words` has the number of the call that broke the group
+            error.is_earlier = error.is_numbered = True  # `words` has the number of the call that broke the group
             raise error
 
     def carries(self, device: str) -> bool:

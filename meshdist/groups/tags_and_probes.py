@@ -19,6 +19,9 @@ from meshdist.runtime.waiting import Found, Incoming, Probe, Waitable, is_ready
 # Backends may send a tag as an integer of 64 bits.
 _TAGS = 1 << 63
 _NOTHING = np.empty(0, np.uint8)
+_ANY_TAG = (
+    "; to receive a message of any tag, call info = probe(tag=None) first, then recv(x, src=info.source, tag=info.tag)"
+)
 
 
 class MessageGroup(HookedGroup, Protocol):
@@ -54,7 +57,7 @@ class Probes(ABC):
                 f"{error_prefix}: src is this rank, {src}, which has sent itself no such message, so the call would"
                 " wait for itself; call isend before it, or iprobe"
             )
-        record = self.begin_record("probe", _NOTHING, src, -1 if tag is None else tag)
+        record = self.begin_record("probe", _NOTHING, src, -1 if tag is None else tag, sends=False)
         try:
             backend.wait(probe, error_prefix)
         except BaseException as error:
@@ -98,19 +101,19 @@ class Probes(ABC):
         # In a group of one rank, any source is this rank.
         return self._rank if src is None and self._group.size() == 1 else src
 
-    def _facts(self, of: str, array: Array, peer: int | None, tag: int) -> Facts:
+    def _facts(self, of: str, array: Array, peer: int | None, tag: int, *, sends: bool) -> Facts:
         # A plain tuple, to be cheap; `facts_in` converts it.
         group = self._group
-        return of, group.name, group.label, array.dtype, array.shape, peer, tag, group.timeout_s
+        return of, group.name, group.label, array.dtype, array.shape, peer, tag, group.timeout_s, sends
 
-    def begin_record(self, of: str, array: Array, peer: int | None, tag: int) -> Record:
+    def begin_record(self, of: str, array: Array, peer: int | None, tag: int, *, sends: bool) -> Record:
         """Return the flight recorder's record of a message that is about to be sent or received."""
         self._group.calls.num_messages += 1
-        return self._recorder.begin(self._facts(of, array, peer, tag), self.num_messages)
+        return self._recorder.begin(self._facts(of, array, peer, tag, sends=sends), self.num_messages)
 
     def _check_tag(self, error_prefix: str, tag: int) -> None:
         if type(tag) is not int and not isinstance(tag, (int, np.integer)):
-            hint = "; probe tells the tag of a message, whatever it is" if tag is None else ""
+            hint = _ANY_TAG if tag is None else ""
             raise TypeError(f"{error_prefix}: tag must be an integer, got {tag!r}{hint}")
         if tag < 0:
             raise ValueError(f"{error_prefix}: tag must not be negative, got {tag}")

@@ -27,8 +27,9 @@ from meshdist.runtime.progress import NAP_S, Job, JobQueue, Progress
 from meshdist.runtime.waiting import Waitable, WithoutBell
 from meshdist.runtime.work import PlannedWork, ReceiptWork, Work
 
-# The facts of a message in the flight recorder: function, group name and label, dtype, shape, peer, tag and timeout.
-Facts: TypeAlias = "tuple[str, str, str, np.dtype[Any], tuple[int, ...], int | None, int, float]"
+# The facts of a message in the flight recorder: the user's function, group name and label, dtype, shape, peer, tag,
+# timeout, and whether it is sent.
+Facts: TypeAlias = "tuple[str, str, str, np.dtype[Any], tuple[int, ...], int | None, int, float, bool]"
 
 # How long a receive is left to a thread that may wait for it.
 _NEW_NS = 250_000

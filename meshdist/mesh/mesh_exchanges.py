@@ -23,6 +23,8 @@ PerAxis: TypeAlias = "V | Sequence[V] | Mapping[int | str, V]"
 # Arrays, each with the rank of the group that it is from or for, or None.
 _Messages: TypeAlias = "Sequence[tuple[Any, int | None]]"
 
+_ONE_SHAPE = "all ranks along the axis must pass arrays of one shape and dtype, or an out that fits what comes"
+
 
 class MeshExchanges(MeshSlices):
     """Messages between neighbours along the axes of a mesh."""
@@ -47,7 +49,7 @@ class MeshExchanges(MeshSlices):
         Args:
             x: An array; of one shape and dtype on all ranks, unless `out` says what comes.
             by: How many places up the axis; negative: down. 0 returns a copy.
-            periodic: Whether the last rank's successor is the first.
+            periodic: Whether the axis wraps around: the last rank sends to the first.
             out: The array to receive into, apart from `x`; a new one like `x` if None.
             axis: The axis, by name or index. May be None on a mesh of one axis, such as `mesh["x"]`.
             tag: The tag of the messages.
@@ -86,7 +88,7 @@ class MeshExchanges(MeshSlices):
         if before == me:
             room[...] = array
         else:
-            _exchange(group, "shift", [(room, before)], [(array, after)], tag)
+            _exchange(group, "shift", [(room, before)], [(array, after)], tag, _ONE_SHAPE)
         result: Array | None = None if before is None else room if out is None else out
         return result
 
@@ -163,7 +165,11 @@ class MeshExchanges(MeshSlices):
             self._check_width(prefix, array, dim, widths[axis], axis)
         for axis, dim in places.items():
             if widths[axis]:
-                _exchange_edges(self.get_group(axis), array, dim, widths[axis], bool(wraps[axis]), tag)
+                agree = (
+                    f"all ranks along {self._layout.axis_text(axis)} must call it with equal width and tag, and with"
+                    f" blocks of one dtype that differ in dim {dim} alone, which this axis divides"
+                )
+                _exchange_edges(self.get_group(axis), array, dim, widths[axis], bool(wraps[axis]), tag, agree)
         return block
 
     def _per_axis(self, prefix: str, name: str, value: Any, convert: Callable[[Any, str], int]) -> list[int]:
@@ -214,7 +220,9 @@ class MeshExchanges(MeshSlices):
             )
 
 
-def _exchange_edges(group: ProcessGroup, array: Any, dim: int, width: int, periodic: bool, tag: int) -> None:
+def _exchange_edges(
+    group: ProcessGroup, array: Any, dim: int, width: int, periodic: bool, tag: int, agree: str
+) -> None:
     """Exchange the boundaries along one axis; of the other dimensions, ghost cells are included."""
     me, size, extent = group.rank(), group.size(), array.shape[dim]
 
@@ -230,14 +238,14 @@ def _exchange_edges(group: ProcessGroup, array: Any, dim: int, width: int, perio
     # Between two ranks of a periodic axis there are two messages each way. The first sent is that of the low edge, so
     # the first received is that of the high ghost cells.
     receives, sends = [(high_ghost, above), (low_ghost, below)], [(low_edge, below), (high_edge, above)]
-    _exchange(group, "halo_exchange", receives, sends, tag)
+    _exchange(group, "halo_exchange", receives, sends, tag, agree)
 
 
-def _exchange(group: ProcessGroup, of: str, receives: _Messages, sends: _Messages, tag: int) -> None:
-    """Make the messages that have another side, and wait for them."""
+def _exchange(group: ProcessGroup, of: str, receives: _Messages, sends: _Messages, tag: int, agree: str) -> None:
+    """Make the messages that have another side, and wait for them; for `agree`, see `PointToPoint.exchange`."""
     received, sent = ([(array, peer) for array, peer in side if peer is not None] for side in (receives, sends))
     if received or sent:
-        group.messages.exchange(of, received, sent, tag)
+        group.messages.exchange(of, received, sent, tag, agree)
 
 
 def _neighbour(me: int, step: int, size: int, periodic: bool) -> int | None:

@@ -204,7 +204,7 @@ def _recorded_message(
     def recorded(tensor: Any, peer: int | None, tag: int, of: str = name, *, is_size_exchange: bool = False) -> Any:
         nonlocal caller
         if exchanging and get_ident() in exchanging:
-            return begin(tensor, peer, tag)
+            return begin(tensor, peer, tag, of)
         shown = f"{of} (sizes)" if is_size_exchange else of
         other = _ANY if peer is None else peer
         begin_ns = now()
@@ -278,7 +278,7 @@ def _parts_of_sendrecv(
 
 
 def _parts_of_exchange(
-    of: str, receives: Sequence[tuple[Any, int]], sends: Sequence[tuple[Any, int]], tag: int
+    of: str, receives: Sequence[tuple[Any, int]], sends: Sequence[tuple[Any, int]], tag: int, agree: str
 ) -> tuple[str, list[Part]]:
     sent = [Part(True, peer, tag, _size(array)) for array, peer in sends]
     return of, [*sent, *(Part(False, peer, tag, _size(array)) for array, peer in receives)]

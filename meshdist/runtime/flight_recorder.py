@@ -114,9 +114,8 @@ def facts_in(record: Record) -> CallFacts:
     facts = record[FACTS]
     if isinstance(facts, CallFacts):
         return facts
-    name, group, label, dtype, shape, peer, tag, timeout_s = facts
+    name, group, label, dtype, shape, peer, tag, timeout_s, sends = facts
     arrays, none = [(np.dtype(dtype).name, shape)], []  # type: ignore[var-annotated]
-    sends = "send" in name
     other = "any rank" if peer is None else f"rank {peer}"
     what = "" if name == "probe" else f"{arrays[0][0]}{list(shape)} "
     tagged = "any tag" if tag < 0 else f"tag={tag}"  # of a probe

@@ -45,14 +45,19 @@ class Messages(Protocol):
     ) -> int:
         """Receive a message; return the sender, as a rank of the group."""
 
-    def isend(self, tensor: object, dst: int, tag: int) -> Work: ...
-    def irecv(self, tensor: object, src: int | None, tag: int) -> Work: ...
+    def isend(self, tensor: object, dst: int, tag: int, of: str = "isend") -> Work: ...
+    def irecv(self, tensor: object, src: int | None, tag: int, of: str = "irecv") -> Work: ...
 
     def sendrecv(self, send: object, recv: object, dst: int, src: int | None, tags: tuple[int, int]) -> int:
         """Send a message and receive one; return the sender, as a rank of the group."""
 
     def exchange(
-        self, of: str, receives: Sequence[tuple[object, int]], sends: Sequence[tuple[object, int]], tag: int
+        self,
+        of: str,
+        receives: Sequence[tuple[object, int]],
+        sends: Sequence[tuple[object, int]],
+        tag: int,
+        agree: str,
     ) -> None:
         """Receive and send arrays, each from or to a rank of the group, and wait for all of them."""
 
@@ -68,7 +73,7 @@ class Messages(Protocol):
     def batched(self, of: str) -> AbstractContextManager[None]:
         """Post the messages on GPUs that are begun in the block together at its end."""
 
-    def begin_record(self, of: str, array: Array, peer: int | None, tag: int) -> Record: ...
+    def begin_record(self, of: str, array: Array, peer: int | None, tag: int, *, sends: bool) -> Record: ...
 
 
 class OnDevice(Protocol):

@@ -12,11 +12,14 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from time import monotonic
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.system.deadline import Deadline
 from meshdist.system.platform import let_others_run
+
+if TYPE_CHECKING:
+    import numpy as np
 
 FIRST_POLL_INTERVAL_S = 0.001
 LONGEST_POLL_INTERVAL_S = 0.08
@@ -142,11 +145,12 @@ class Incoming(Waitable):
 
 
 class Found(NamedTuple):
-    """A message that a probe found: its sender, as a rank of the group, its tag and its size."""
+    """A message that a probe found: its sender, as a rank of the group, its tag, its size, and its dtype if known."""
 
     source: int
     tag: int
     num_bytes: int
+    dtype: np.dtype[Any] | None = None
 
 
 class Probe(Incoming):

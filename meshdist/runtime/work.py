@@ -45,7 +45,18 @@ class Observer(Protocol):
     def done(self) -> None: ...
 
 
-class Completion(core.Handle):
+class _Handles(type):
+    """The type of handles; `dir` and `help` of a public one, and of those derived from it, show what it has itself.
+
+    What Completion and the core have is for this package.
+    """
+
+    def __dir__(cls) -> list[str]:
+        public = [base for base in cls.__mro__ if issubclass(base, Completion)][-2:][0]
+        return sorted({*dir(object), *vars(public)})
+
+
+class Completion(core.Handle, metaclass=_Handles):
     """Completes once, with a value or an error.
 
     It has no lock, to be cheap: a waiting thread appends a callback and then checks `_is_done`; the completing thread
@@ -60,6 +71,9 @@ class Completion(core.Handle):
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], object]] = []
 
+    def __dir__(self) -> list[str]:
+        return dir(type(self))
+
     def complete(self, error: BaseException | None) -> None:
         self._error = error
         self._is_done = True
@@ -71,6 +85,11 @@ class Completion(core.Handle):
         self._callbacks.append(callback)
         while self._is_done and self._callbacks:
             self._run_next()
+
+    @property
+    def has_callbacks(self) -> bool:
+        """Whether something happens once it is done."""
+        return bool(self._callbacks)
 
     def await_done(self, timeout: Timeout | None, what: str) -> None:
         """Block until this is done or has failed; raise DistTimeoutError at the timeout."""
@@ -98,6 +117,11 @@ class Completion(core.Handle):
         if hasattr(self, "_observer"):
             self._observer.blocked(perf_counter_ns() - began_ns)
         return is_done
+
+    def hasten(self) -> None:
+        """Have the progress thread carry out the call now: no thread waits for it, but a callback does."""
+        if not self._is_done and self.queue is not None:
+            self.queue.hasten()
 
     def observe(self, observer: Observer) -> None:
         """Notify `observer` of every blocking wait from now on, and of the completion."""
@@ -271,13 +295,6 @@ class Work(Completion):
         self.queue: WorkQueue | None = None  # the queue of the call, until it is done
         self._value = result
 
-    @classmethod
-    def done(cls, error_prefix: str, result: Any) -> Work:
-        """Return the handle of a call that is done already."""
-        work = cls(error_prefix, result)
-        work._is_done = True
-        return work
-
     if not TYPE_CHECKING:  # for type checkers, a name that is not there is an error
 
         def __getattr__(self, name: str) -> object:
@@ -319,19 +336,9 @@ class Work(Completion):
             raise self._error
         return True
 
-    def hasten(self) -> None:
-        """Have the progress thread carry out the call now: no thread waits for it, but a callback does."""
-        if not self._is_done and self.queue is not None:
-            self.queue.hasten()
-
     def is_completed(self) -> bool:
         """Return True once the call is done or has failed."""
         return self._is_done
-
-    @property
-    def has_callbacks(self) -> bool:
-        """Whether something happens once it is done."""
-        return bool(self._callbacks)
 
     def is_success(self) -> bool:
         """Return True once the call is done and did not fail."""
@@ -368,6 +375,13 @@ class Work(Completion):
             future.set_result(list(self._value))
         else:
             future.set_result([] if self._value is None else [self._value])
+
+
+def done_work(error_prefix: str, result: Any) -> Work:
+    """Return the handle of a call that is done already."""
+    work = Work(error_prefix, result)
+    work._is_done = True
+    return work
 
 
 class ReceiptWork(Work):

@@ -130,7 +130,7 @@ def probing(num_bytes):
         return
     for src in range(size - 1, 0, -1):
         for info in (dist.probe(src, tag=src), dist.iprobe(src, tag=src), dist.probe(src, tag=None)):
-            cases.same(info, (src, src, num_bytes), "probe")
+            cases.same(info, (src, src, num_bytes, np.uint8), "probe")
         cases.same(dist.iprobe(src, tag=99), None, "iprobe of a tag that nobody sends")
     for _ in range(size - 1):
         info = dist.probe(tag=None)
@@ -159,7 +159,7 @@ def late_message():
 
 def test_a_probe_waits(world_of_several):
     info, source = world_of_several.run(late_message)[0]
-    assert (info, source, info.nbytes) == ((1, 2, 12), 1, 12)
+    assert (info, source, info.nbytes) == ((1, 2, 12, np.float32), 1, 12)
 
 
 def until_it_is_there():
@@ -183,9 +183,9 @@ def probes_along_a_group():
     if rank == 2:
         group.send(np.zeros(2), 1)
     elif rank == 0:
-        cases.same(group.probe(), (0, 0, 16), "probe of a group")
-        cases.same(group.iprobe(src=0), (0, 0, 16), "iprobe of a group")
-        cases.same(dist.probe(2, group), (2, 0, 16), "probe with a global rank")
+        cases.same(group.probe(), (0, 0, 16, np.float64), "probe of a group")
+        cases.same(group.iprobe(src=0), (0, 0, 16, np.float64), "iprobe of a group")
+        cases.same(dist.probe(2, group), (2, 0, 16, np.float64), "probe with a global rank")
         dist.probe(group_src=-1, group=group)
         cases.same(dist.iprobe(), None, "iprobe of the world")
         group.recv(np.zeros(2))
@@ -238,8 +238,8 @@ def test_in_dry_runs_accounts_and_profiles():
             assert dist.sendrecv(np.arange(4.0), y, 3, 3) == 3
             assert y.tolist() == [0, 1, 2, 3]
         assert account.as_dict()["tp"]["isend"]["nbytes"] == 32
-        assert dist.probe(5, tag=2) == (5, 2, 0)
-        assert dist.iprobe() == (4, 0, 0)
+        assert dist.probe(5, tag=2) == (5, 2, 0, None)
+        assert dist.iprobe() == (4, 0, 0, None)
         work = dist.irecv(y, 3)
         dist.send(np.full(4, 5.0), 3)
         assert work.wait()

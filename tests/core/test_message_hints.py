@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pydoc
 import re
 import threading
 import traceback
@@ -20,8 +21,15 @@ OBJECTS = "; send objects by send_object_list, broadcast_object_list, all_gather
     [
         (lambda: dist.recv(np.ones(1), src=-1), r"one of \[0\]; got -1; leave src out to receive from any rank$"),
         (lambda: dist.send(np.ones(1), dst=-1), r"one of \[0\]; got -1$"),
-        (lambda: dist.recv(np.ones(1), tag=None), "got None; probe tells the tag of a message, whatever it is$"),
+        (
+            lambda: dist.recv(np.ones(1), tag=None),
+            "call info = probe\\(tag=None\\) first, then recv\\(x, src=info\\.source, tag=info\\.tag\\)$",
+        ),
         (lambda: dist.batch_isend_irecv([(dist.isend, np.ones(1), 0)]), r"got tuple; write meshdist\.P2POp\("),
+        (
+            lambda: dist.batch_isend_irecv(dist.P2POp(dist.isend, np.ones(1), 0)),
+            r"must be a list of P2POp, got P2POp; write batch_isend_irecv\(\[op\]\)$",
+        ),
         (lambda: dist.Waitall, r"'Waitall': write `for work in works: work\.wait\(\)`$"),
         (
             lambda: dist.Scatterv,
@@ -29,7 +37,16 @@ OBJECTS = "; send objects by send_object_list, broadcast_object_list, all_gather
         ),
         (lambda: dist.Sendrecv_replace, r": write `sendrecv\(x\.copy\(\), x, dst, src\)`$"),
     ],
-    ids=["any source", "no destination", "any tag", "batch of tuples", "Waitall", "Scatterv", "Sendrecv_replace"],
+    ids=[
+        "any source",
+        "no destination",
+        "any tag",
+        "batch of tuples",
+        "no batch",
+        "Waitall",
+        "Scatterv",
+        "Sendrecv_replace",
+    ],
 )
 def test_what_to_write_instead(call, words):
     def main():
@@ -150,6 +167,9 @@ def test_how_the_axes_of_a_mesh_are_named(call, words):
         (lambda: dist.ReduceOp.MINLOC, "PREMUL_SUM; the place of an extreme is not supported: gather the values"),
         (lambda: dist.waitany, "'waitany': `is_completed()` of a Work tells whether it is done"),
         (lambda: dist.waitsome, "'waitsome': `is_completed()` of a Work tells whether it is done"),
+        (lambda: dist.any_source, "'any_source': write `recv(x)`, without `src`"),
+        (lambda: dist.recv_any, "'recv_any': write `recv(x)`, without `src`"),
+        (lambda: dist.sendrecv_replace, "'sendrecv_replace': write `sendrecv(x.copy(), x, dst, src)`"),
         (lambda: dist.waitall, "'waitall': write `for work in works: work.wait()`"),
         (lambda: dist.testany, "'testany': write `[work for work in works if work.is_completed()]`"),
         (lambda: dist.Testall, "'Testall': write `all(work.is_completed() for work in works)`"),
@@ -198,6 +218,8 @@ def test_the_traceback_of_a_rank_ends_at_the_line_of_the_user():
     [
         ("Wait", "; did you mean 'wait'?"),
         ("Test", ": write `is_completed()`"),
+        ("done", ": write `is_completed()`"),
+        ("is_done", ": write `is_completed()`"),
         ("is_complete", "; did you mean 'is_completed'?"),
         ("Waitall", ": write `for work in works: work.wait()`"),
         ("Testany", ": `is_completed()` of each Work tells whether it is done"),
@@ -216,6 +238,36 @@ def test_names_of_other_libraries_handles_of_calls(name, words):
             work.wait()
 
     dist.run(main, 1)
+
+
+def public(names):
+    return {name for name in names if not name.startswith("_")}
+
+
+def test_what_dir_and_help_list_of_handles_is_what_programs_use():
+    of_work = {"exception", "get_future", "is_completed", "is_success", "result", "source_rank", "wait"}
+    of_future = {"add_done_callback", "done", "set_exception", "set_result", "then", "value", "wait"}
+    assert (public(dir(dist.Work)), public(dir(dist.Future)), public(dir(dist.Future()))) == (of_work, *[of_future] * 2)
+
+    def main():
+        x = np.ones(1)
+        works = [dist.isend(x, 0), dist.irecv(x, 0), dist.all_reduce(np.ones(1), async_op=True)]
+        assert [public(dir(work)) for work in works] == [of_work] * 3
+        assert [work.wait() for work in works] == [True] * 3
+
+    dist.run(main, 1)
+    page = pydoc.render_doc(dist.Work, renderer=pydoc.plaintext)
+    assert "is_completed" in page
+    assert not {"hasten", "await_done", "has_begun", "observe"} & {*re.findall(r"\w+", page)}
+
+
+def test_help_calls_probe_a_function_and_says_what_the_fields_of_its_result_are():
+    assert pydoc.render_doc(dist.probe, renderer=pydoc.plaintext).startswith(
+        "Python Library Documentation: function in"
+    )
+    page = pydoc.render_doc(dist.MessageInfo, renderer=pydoc.plaintext)
+    assert "Get_count" in page
+    assert "Alias for field number" not in page
 
 
 def mesh_of_one():
@@ -239,7 +291,10 @@ def test_a_recv_that_times_out_names_the_messages_that_are_there():
         return str(failed.value)
 
     text = dist.run(main, 3, timeout=0.5)[0]
-    assert "a message from rank 1 with tag 3; there is one with tag 7; there is one with this tag from rank 2" in text
+    assert (
+        "with tag 3; a message with tag 7 is waiting to be received; a message with this tag from rank 2 is waiting"
+        in text
+    )
 
 
 def test_the_warning_before_a_timeout_names_the_message_that_is_there(caplog):
@@ -253,10 +308,12 @@ def test_the_warning_before_a_timeout_names_the_message_that_is_there(caplog):
         if rank:
             assert is_told.wait(10)
             return
-        with pytest.raises(dist.DistTimeoutError, match="a message from any rank with tag 0; there is one with tag 5"):
+        with pytest.raises(dist.DistTimeoutError, match="with tag 0; a message with tag 5 is waiting to be received"):
             dist.recv(np.ones(1))
         is_told.set()
 
     dist.run(main, 3, timeout=2)
     warnings = [record.getMessage() for record in caplog.records if "has been waiting for" in record.getMessage()]
-    assert [" s (timeout: 2 s; there is one with tag 5)\n" in text for text in warnings] == [True], warnings
+    assert [" s (timeout: 2 s; a message with tag 5 is waiting to be received)\n" in text for text in warnings] == [
+        True
+    ], warnings

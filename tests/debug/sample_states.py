@@ -21,6 +21,8 @@ def record(
         "call": name,
         "kind": "message" if name in ("send", "recv", "isend", "irecv") else "collective",
         "text": text,
+        "sent": [],
+        "received": [["float64", [4]]] if name in ("recv", "irecv") else [],
         "root": None,
         "created_s": NOW_S - at_s,
         "completed_s": NOW_S - at_s + 0.1 if state in ("completed", "failed") else None,

@@ -57,7 +57,7 @@ def test_every_rank_raises_that_waits_for_an_irecv_in_a_cycle(new_workers, progr
     for rank, failure in enumerate(failures):
         assert failure.kind is dist.DistBackendError, failure
         assert (
-            f"(rank {rank} of 3): deadlock: the ranks wait for each other, and none can go on\n  rank "
+            f"(rank {rank} of 3): deadlock: the ranks wait for each other, and none can proceed\n  rank "
             in failure.message
         )
         waits = re.findall(r"rank (\d) waits for (rank (\d)|a message from any rank) in i?recv\(", failure.message)

@@ -63,7 +63,7 @@ def test_every_rank_describes_a_circle_in_the_same_words():
     ranks = blocked((4, 1, {7: 2}), (7, 2, {5: 3}), (5, 3, {4: 1}))
     texts = {describe(endless_wait(rank, ranks)) for rank in ranks}
     assert texts == {
-        "deadlock: the ranks wait for each other, and none can go on\n  rank 4 waits for rank 7 in call 1\n"
+        "deadlock: the ranks wait for each other, and none can proceed\n  rank 4 waits for rank 7 in call 1\n"
         "  rank 7 waits for rank 5 in call 2\n  rank 5 waits for rank 4 in call 3\n"
         f"  {ORDER}"
     }
@@ -75,8 +75,25 @@ def test_a_circle_of_receives_has_advice_unless_another_message_is_there():
     )
     advice = "\n  let one of them send before it receives, or call sendrecv, which does both at once"
     assert describe([first, second]).endswith(advice)
-    there = replace(second, call=f"{second.call} (there is one with tag 7)")
-    assert describe([first, there]).endswith("(there is one with tag 7)")
+    there = replace(second, instead="a message with tag 7 is waiting to be received")
+    assert describe([first, there]).endswith("(a message with tag 7 is waiting to be received)")
+
+
+@pytest.mark.parametrize(
+    ("call", "advice"),
+    [
+        ("shift", "all ranks along the axis must call shift, with equal by, periodic and tag"),
+        ("halo_exchange", "must call halo_exchange, with equal width, periodic, dims and tag"),
+        ("sendrecv", "in sendrecv, the dst of each rank must receive from it, with the same tag"),
+    ],
+)
+def test_ranks_whose_exchanges_disagree_are_told_on_what(call, advice):
+    instead = "a message with tag 7 is waiting to be received"
+    first, second = (
+        BlockedRank(rank, 1, (1 - rank,), f"{call}(int64[1] from rank {1 - rank})", instead=instead) for rank in (0, 1)
+    )
+    assert f" ({instead})\n" in describe([first, second])
+    assert describe([first, second]).endswith(advice)
 
 
 def test_a_published_rank_is_read_as_it_was():
@@ -96,7 +113,7 @@ def test_a_set_of_ranks_is_described_by_all_in_the_same_words():
     ranks = blocked((0, 3, {1: 4, 2: 5}), (1, 4, {0: 3}), (2, 5, {0: 3}))
     ranks[0] = replace(ranks[0], from_any=True)
     assert {describe(endless_wait(rank, ranks)) for rank in ranks} == {
-        "deadlock: the ranks wait for each other, and none can go on\n  rank 0 waits for a message from any rank in"
+        "deadlock: the ranks wait for each other, and none can proceed\n  rank 0 waits for a message from any rank in"
         " call 3\n  rank 1 waits for rank 0 in call 4\n  rank 2 waits for rank 0 in call 5\n"
         f"  {ORDER}"
     }
@@ -192,7 +209,7 @@ def test_every_rank_of_a_circle_raises_it(new_workers, backend):
         ]
         receives = "let one of them send before it receives, or call sendrecv, which does both at once"
         advice = ORDER if first else receives
-        lines = "\n  ".join(["deadlock: the ranks wait for each other, and none can go on", *steps, advice])
+        lines = "\n  ".join(["deadlock: the ranks wait for each other, and none can proceed", *steps, advice])
         words = f"{begin}: {lines}"
         assert failure.kind is dist.DistBackendError
         assert re.fullmatch(words, failure.message), failure.message

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only"),
 ]
 CIRCLE = "\n  the ranks wait for each other: rank "
-PROVEN = ": deadlock: the ranks wait for each other, and none can go on\n  rank "
+PROVEN = ": deadlock: the ranks wait for each other, and none can proceed\n  rank "
 
 
 def all_receive():

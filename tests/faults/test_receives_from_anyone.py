@@ -57,14 +57,14 @@ WAITS = {
 @pytest.mark.parametrize("backend", ["threads", "gloo", *over_tcp])
 @pytest.mark.parametrize("program", WAITS)
 def test_every_rank_raises_if_none_is_left_that_may_send(new_workers, backend, program):
-    there = r" \(there is one with tag 7\)" if program is after_other_messages else ""
+    there = r" \(a message with tag 7 is waiting to be received\)" if program is after_other_messages else ""
     steps = [
         f"rank {rank} waits for {'a message from ' if source == 'any rank' else ''}{source}"
         rf" in recv\(float64\[4\] from {source}, tag=0\), message \d+ on 'world', at test_receives\w+\.py:\d+{there}"
         for rank, source in enumerate(WAITS[program])
     ]
     lines = [*steps, *([] if there else [ADVICE])]
-    text = "\n  ".join(["deadlock: the ranks wait for each other, and none can go on", *lines])
+    text = "\n  ".join(["deadlock: the ranks wait for each other, and none can proceed", *lines])
     for rank, failure in enumerate(outcomes_of(new_workers, program, 3, backend)):
         assert failure.kind is dist.DistBackendError, failure
         assert re.fullmatch(rf"recv on group 'world' \(rank {rank} of 3\): {text}", failure.message), failure.message

@@ -129,7 +129,7 @@ def test_a_send_that_the_other_reads_meanwhile_is_in_no_circle(new_workers):
     for failure in (workers.outcome(0), workers.outcome(1)):
         assert steps(failure) == [("0", "1", "recv"), ("1", "0", "recv")]
         assert "tag=3), message 1 on 'world', at test_send_circles.py" in failure.message
-        assert failure.message.endswith(" (there is one with tag 7)")
+        assert failure.message.endswith(" (a message with tag 7 is waiting to be received)")
 
 
 over_tcp = [pytest.param(name, marks=pytest.mark.slow) for name in ("gloo-tcp", "gloo-hosts")]
@@ -141,7 +141,7 @@ def test_the_only_other_rank_is_any_source(new_workers, backend, program):
     for failure in outcomes_of(new_workers, program, 2, backend):
         call = "recv" if program is from_anyone else "probe"
         assert steps(failure) == [("0", "1", call), ("1", "0", "barrier")]
-        assert "(there is one with tag 5)" in failure.message
+        assert "(a message with tag 5 is waiting to be received)" in failure.message
 
 
 @pytest.mark.parametrize("backend", ["threads", "gloo", *over_tcp])
@@ -153,3 +153,17 @@ def test_a_receive_from_the_only_other_rank_reads_its_long_message_meanwhile(new
 @pytest.mark.parametrize("backend", ["threads", "gloo", *over_tcp])
 def test_a_receive_from_any_of_two_waits_for_the_one_that_may_send(new_workers, backend):
     assert outcomes_of(new_workers, one_of_two_sends, 3, backend) == [2, 0, 0]
+
+
+def shift_by_different_numbers():
+    mesh = dist.init_device_mesh("cpu", (3,), mesh_dim_names=("x",))
+    return attempt(lambda: mesh.shift(np.ones(1), by=1 + mesh.get_rank() % 2))
+
+
+@pytest.mark.parametrize("backend", ["threads", "gloo", *over_tcp])
+def test_shifts_that_disagree_are_named_and_told_on_what(new_workers, backend):
+    _, *failures = outcomes_of(new_workers, shift_by_different_numbers, 3, backend)
+    for failure in failures:
+        assert failure.message.startswith("shift on group 'world'"), failure
+        assert steps(failure) == [("1", "2", "shift"), ("2", "1", "shift")]
+        assert failure.message.endswith("all ranks along the axis must call shift, with equal by, periodic and tag")

@@ -39,7 +39,9 @@ ENDS = {
 def test_the_tags_of_the_messages_that_came_are_named(tmp_path, end, variables):
     outcomes = run_ranks(SCRIPT, lambda rank: [f"file://{tmp_path}/meet", str(rank), end, "3"], 3, **variables)
     words = f"{ENDS[end]} sending a message"
-    assert f"{words} with tag 2; there are some with tags 1, 7; this is message 1" in outcomes[1][1], outcomes
+    assert (
+        f"{words} with tag 2; messages with tags 1, 7 are waiting to be received; this is message 1" in outcomes[1][1]
+    ), outcomes
     assert f"{words}; this is message 1" in outcomes[2][1], outcomes  # to which it has sent none
 
 
@@ -47,5 +49,5 @@ def test_the_tags_are_named_if_any_rank_might_have_sent(tmp_path):
     outcomes = run_ranks(SCRIPT, lambda rank: [f"file://{tmp_path}/meet", str(rank), "any destroy", "2"], 2)
     # The only other rank has left before the receive, or while it waited for a message of that rank.
     words = r"called destroy_process_group\(\)(?: without sending a message with tag 2)?"
-    words += "; there are some with tags 1, 7; this is"
+    words += "; messages with tags 1, 7 are waiting to be received; this is"
     assert re.search(words, outcomes[1][1]), outcomes

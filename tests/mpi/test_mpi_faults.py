@@ -99,7 +99,7 @@ CIRCLES = """
 @pytest.mark.slow
 def test_every_rank_of_a_circle_raises_it(run):
     done, _ = run(CIRCLES)
-    words = "deadlock: the ranks wait for each other, and none can go on; rank 0 waits for rank 1 in "
+    words = "deadlock: the ranks wait for each other, and none can proceed; rank 0 waits for rank 1 in "
     lines = done.stdout.splitlines()
     assert len(lines) == 8, done.stderr
     for rank in ("0", "1"):

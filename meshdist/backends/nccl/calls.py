@@ -206,7 +206,7 @@ class NcclCalls(DeviceCalls):
         source = None if is_send else group.global_rank(parcel.peer)
         tensor = None if is_send else parcel.tensor
         work = DeviceWork(error_prefix, tensor, waits_on_host=self._waits_on_host, source=source)
-        record = group.messages.begin_record(parcel.of, array, parcel.peer, parcel.tag)
+        record = group.messages.begin_record(parcel.of, array, parcel.peer, parcel.tag, sends=is_send)
         message = Message(array, parcel.peer, work, record, is_send=is_send)
         if self._batch is not None:
             self._batch.messages.append(message)

@@ -15,12 +15,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from meshdist.arrays.host import Array
+from meshdist.arrays.host import OBJECT_SIZES, Array
 from meshdist.backends.base import FastPath
 from meshdist.runtime.waiting import spin_for
 
@@ -40,12 +40,33 @@ class MessageKind(NamedTuple):
     may_be_announced: bool = False  # its receiver may copy it from the sender's array, which an `isend` leaves alone
 
 
+def _padded(name: str) -> bytes:
+    return name.encode()[:16].ljust(16, b"\0")
+
+
+# The name of `OBJECT_SIZES` in headers.
+OBJECTS = _padded("objects")
+
+
 class DtypeNames(dict["np.dtype[Any]", bytes]):
     """The dtype names in headers, cached: NumPy takes microseconds to format one."""
 
     def __missing__(self, dtype: np.dtype[Any]) -> bytes:
-        name = self[dtype] = str(dtype).encode()[:16].ljust(16, b"\0")
+        name = self[dtype] = OBJECTS if dtype == OBJECT_SIZES else _padded(str(dtype))
         return name
+
+
+@cache
+def dtype_named(name: bytes) -> np.dtype[Any] | None:
+    """Return the dtype of a name in headers; None of a list of objects, and if NumPy does not know the name here."""
+    try:
+        return np.dtype(text_of(name))
+    except TypeError:
+        return None
+
+
+def text_of(name: bytes) -> str:
+    return name.rstrip(bytes(1)).decode()
 
 
 class MessageKinds:

@@ -104,13 +104,18 @@ class MatchQueue(Generic[M, R]):
         sources = sorted(src for src, other in unexpected if source not in (src, None) and other == tag)
         parts = []
         if tags:
-            named = ", ".join(map(str, tags[:_MOST_NAMED])) + (", ..." if len(tags) > _MOST_NAMED else "")
-            parts.append(f"there {'is one with tag' if len(tags) == 1 else 'are some with tags'} {named}")
+            parts.append(_waiting(f"with tag{'s'[: len(tags) > 1]} ", list(map(str, tags))))
         if sources:
-            named = ", ".join(map(self.describe, sources[:_MOST_NAMED]))
-            more = ", ..." if len(sources) > _MOST_NAMED else ""
-            parts.append(f"there is one with {'this tag' if tags else f'tag {tag}'} from {named}{more}")
+            parts.append(
+                _waiting(f"with {'this tag' if tags else f'tag {tag}'} from ", list(map(self.describe, sources)))
+            )
         return "; ".join(parts)
+
+
+def _waiting(which: str, names: list[str]) -> str:
+    named = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
+    subject, verb = ("a message", "is") if len(names) == 1 else ("messages", "are")
+    return f"{subject} {which}{named} {verb} waiting to be received"
 
 
 def _number_of(entry: tuple[int, Any]) -> int:

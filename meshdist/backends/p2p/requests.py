@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.arrays.host import Array, as_bytes, describe_array
+from meshdist.arrays.host import OBJECT_SIZES, Array, as_bytes, describe_array
+from meshdist.backends.p2p.eager_messages import OBJECTS, dtype_named, text_of
 from meshdist.backends.p2p.match_queue import MatchQueue
 from meshdist.errors import DistBackendError
 from meshdist.runtime.waiting import Doorbell, Found, Incoming, Probe, Waitable
@@ -37,13 +38,22 @@ class RecvRequest(Incoming):
         self.source = source
         if num_bytes == self._array.nbytes and dtype == self._dtype_name:
             return as_bytes(self._array)
-        name = dtype.rstrip(bytes(1)).decode()
-        self._error = DistBackendError(
-            f"{self.queue.describe(source)} sent {counted(num_bytes, 'byte')} of {name}, but the receiving array is"
-            f" {describe_array(self._array)} ({counted(self._array.nbytes, 'byte')})"
-        )
+        self._error = DistBackendError(f"{self.queue.describe(source)} sent {self._other(num_bytes, dtype)}")
+        self._error.is_misfit = True
         self.complete()
         return None
+
+    def _other(self, num_bytes: int, dtype: bytes) -> str:
+        """Return what came, and that it is something else than the array is for."""
+        size, objects = counted(num_bytes, "byte"), counted(num_bytes // OBJECT_SIZES.itemsize, "object")
+        if dtype == self._dtype_name == OBJECTS:
+            return f"{objects}, but the list has room for {self._array.size}"
+        if dtype == OBJECTS:
+            return f"a list of {objects}, not an array; receive it with recv_object_list"
+        if self._dtype_name == OBJECTS:
+            return f"an array ({text_of(dtype)}, {size}), not a list of objects; receive it with recv"
+        room = f"{describe_array(self._array)} ({counted(self._array.nbytes, 'byte')})"
+        return f"{size} of {text_of(dtype)}, but the receiving array is {room}"
 
     def complete(self) -> None:
         """Mark as done, and wake the waiting thread: another one may have made the progress."""
@@ -232,7 +242,7 @@ class Probing(RecvRequest, Probe):
     def found(self) -> Found:
         message = self._look()
         assert message is not None, "asked once the probe is ready"
-        return Found(message.source, message.tag, message.num_bytes)
+        return Found(message.source, message.tag, message.num_bytes, dtype_named(message.dtype))
 
     def _look(self) -> UnexpectedMessage | None:
         if self.message is None:
