@@ -1,7 +1,7 @@
 """Compare the collectives of meshdist with those of torch.distributed (gloo), Open MPI and MPICH on this host.
 
     python benchmarks/compare.py
-    python benchmarks/compare.py --ranks 2,4,16 --markdown benchmarks/RESULTS.md --plot docs/images/collectives.svg
+    python benchmarks/compare.py --ranks 2,4,16 --markdown benchmarks/RESULTS.md --plot ratios.svg
     python benchmarks/compare.py --libraries meshdist-mpi,openmpi
     python benchmarks/compare.py --ranks 4 --collectives all_reduce --sizes 8,65536 --rounds 11 --json out.json
 
@@ -57,7 +57,7 @@ def parse() -> argparse.Namespace:
     add("--dtype", choices=["float32", "float64"], default="float32", help="(default: %(default)s)")
     add("--rounds", type=positive, default=7, help="(default: %(default)s)")
     add("--seconds", type=positive_float, default=0.2, help="of each library in a round (default: %(default)s)")
-    add("--plot", type=picture, metavar="PATH", help="draw time by size, .svg or .png")
+    add("--plot", type=picture, metavar="PATH", help="draw the ratio to the fastest other library, .svg or .png")
     report.add_output_options(parser)
     args = parser.parse_args()
     if min(args.ranks) < 2:
@@ -65,7 +65,7 @@ def parse() -> argparse.Namespace:
     if not {"meshdist", OVER_MPI.name} & set(args.libraries):
         parser.error(f"--libraries must name meshdist, or {OVER_MPI.name}, which the others are compared with")
     if args.plot is not None and not any(COLLECTIVES[name] for name in args.collectives):
-        parser.error("--plot draws time by size: --collectives must name one that moves something")
+        parser.error("--plot draws ratios by size: --collectives must name one that moves something")
     return args
 
 
@@ -94,6 +94,9 @@ def main() -> int:
     if columns.own is None:
         print("compare.py: meshdist cannot be measured here", file=sys.stderr)
         return 1
+    if args.plot and not [library for library in libraries if library not in (columns.own, SHARED)]:
+        print("compare.py: --plot draws ratios: no library to compare meshdist with was found", file=sys.stderr)
+        return 1
     words = {"seconds": args.seconds, "dtype": args.dtype, "outstanding": OUTSTANDING, "coalesced": COALESCED}
     everything = []
     for ranks in args.ranks:
@@ -109,9 +112,9 @@ def main() -> int:
         described = machine.describe({library: versions[library] for library in libraries if library is not SHARED})
         report.publish(args, title, described, body, everything)
     if args.plot:
-        from sidebyside.drawing import draw  # matplotlib is heavy
+        from sidebyside.drawing import draw, points_of
 
-        draw(args.plot, everything, {library.name: library.title for library in libraries})
+        draw(args.plot, points_of(everything))
     return 0
 
 

@@ -6,6 +6,7 @@ import matplotlib as mpl
 from matplotlib import pyplot
 
 import meshdist
+from meshdist.mesh.show.legend import frame
 from meshdist.tensor import DTensor, Partial, Replicate, Shard
 
 IMAGES = Path(__file__).parent / "images"
@@ -36,7 +37,9 @@ def draw_layers() -> None:
     for ax, (title, (shape, placement)) in zip(places, LAYERS.items(), strict=True):
         block = [rows // (1 + (dim == getattr(placement, "dim", None))) for dim, rows in enumerate(shape)]
         DTensor.from_local(meshdist.zeros(block), mesh, {"tp": placement}, shape=shape).show("plot", ax=ax)
+        ax.get_legend().remove()  # the same below each
         ax.set_title(f"{title}\n{placement!r}", fontsize="small")
+    figure.legend(handles=[frame("rank 0 holds")], loc="outside lower center", frameon=False, fontsize="small")
     figure.savefig(IMAGES / "array-layers.svg", bbox_inches="tight", metadata={"Date": None})
     pyplot.close(figure)
 
@@ -53,6 +56,7 @@ def main() -> None:
             x = DTensor.from_local(meshdist.zeros(block), mesh, placements, shape=(6, 8))
             figure, ax = pyplot.subplots(figsize=(3.6, 2.9), layout="constrained")
             x.show("plot", ax=ax)
+            ax.get_legend().remove()  # the page explains what all six have in common
             written = ", ".join(f"{axis!r}: {placement!r}" for axis, placement in placements.items())
             ax.set_title("{" + written.replace("}, '", "},\n'") + "}", fontsize="small")
             figure.savefig(IMAGES / f"array-{name}.svg", bbox_inches="tight", metadata={"Date": None})

@@ -12,7 +12,8 @@ from matplotlib import pyplot
 from matplotlib.patches import Rectangle
 
 import meshdist as dist
-from meshdist.system.palette import fill
+from meshdist.mesh.show.legend import frame as framed
+from meshdist.system.palette import PLAIN, fill
 from meshdist.tensor import DTensor, Shard
 
 ROOT = Path(__file__).parents[1]
@@ -52,16 +53,17 @@ def training_step() -> None:
         "w2": ((6, 2), {"tp": Shard(0)}),
         "output": ((8, 2), {"dp": Shard(0)}),
     }
-    figure, places = pyplot.subplots(1, len(arrays), figsize=(11, 2.9), layout="constrained")
-    figure.suptitle("framed: what rank 0 has; the colour is that of the first rank with the block", fontsize="small")
+    figure, places = pyplot.subplots(1, len(arrays), figsize=(11, 2.6), layout="constrained")
     with dist.dry_run(world_size=4, rank=0):
         mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         for ax, (name, (shape, placements)) in zip(places, arrays.items(), strict=True):
             cut = [placement.dim for placement in placements.values()]
             block = [extent // (1 + (dim in cut)) for dim, extent in enumerate(shape)]
             DTensor.from_local(np.zeros(block), mesh, placements, shape=shape).show("plot", ax=ax)
+            ax.get_legend().remove()  # the same below each
             axes = " and ".join(f"{'rows' if p.dim == 0 else 'columns'} along {axis}" for axis, p in placements.items())
             ax.set_title(f"{name}\n{axes}", fontsize="small")
+    figure.legend(handles=[framed("rank 0 holds")], loc="outside lower center", frameon=False, fontsize="small")
     saved(figure, "training-step")
 
 
@@ -140,7 +142,7 @@ def average_gradients() -> None:
 
 def average_cell(ax: Any, left: float, top: float, text: str, width: float) -> None:
     """Draw a number above a strip in the colours of the four ranks it comes from."""
-    ax.add_patch(Rectangle((left, top), width, 0.78, facecolor="#f0f0f0"))
+    ax.add_patch(Rectangle((left, top), width, 0.78, facecolor=PLAIN))
     for rank in range(4):
         ax.add_patch(Rectangle((left + rank * width / 4, top + 0.78), width / 4, 0.22, facecolor=fill(rank, None)))
     ax.text(left + width / 2, top + 0.39, text, ha="center", va="center", fontsize="small")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import PurePath
 from typing import Any
 
 from meshdist.debug.wait_graph import Waits, kind_of
@@ -35,7 +36,7 @@ def draw_waits(waits: Waits, ax: Any = None) -> Any:
     from matplotlib.patches import Patch
 
     boxes = ranks_alike(waits)
-    names = [ranks_text(ranks, most=_MOST_NAMED) for ranks in boxes]
+    names = ["\n".join([ranks_text(ranks, most=_MOST_NAMED), *_places_of(waits, ranks)]) for ranks in boxes]
     kinds = [kind_of(waits, ranks[0]) for ranks in boxes]
     arrows = _arrows(waits, boxes)
     calls = sorted(set(arrows.values()))
@@ -43,7 +44,7 @@ def draw_waits(waits: Waits, ax: Any = None) -> Any:
         from matplotlib import pyplot
 
         # As large as the boxes need. The legend is below the figure: `savefig` with bbox_inches="tight" includes it.
-        box_in = _GAP_IN + _CHARACTER_IN * max((len(name) for name in names), default=0)
+        box_in = _GAP_IN + _CHARACTER_IN * max((len(line) for name in names for line in name.split("\n")), default=0)
         side_in = box_in * max(2.0, 1 + len(boxes) / math.pi)
         ax = pyplot.figure(figsize=(side_in, 1.4 if len(boxes) < 3 else side_in)).add_axes((0, 0, 1, 1))
     places = _places(len(boxes))
@@ -99,6 +100,15 @@ def _arrows(waits: Waits, boxes: list[list[int]]) -> dict[tuple[int, int], str]:
         if box_of[rank] != box_of[other]:
             arrows.setdefault((box_of[rank], box_of[other]), call.words)
     return arrows
+
+
+def _places_of(waits: Waits, ranks: list[int]) -> list[str]:
+    """Return where the awaited ranks of a box are in their own code, such as `at train.py:7`; nothing if unknown."""
+    if kind_of(waits, ranks[0]) not in ("absent", "computes"):
+        return []  # the legend has the calls of those that wait
+    found = {waits.states[rank].place for rank in ranks if rank in waits.states}
+    places = sorted({f"at {PurePath(place.rpartition(' in ')[0]).name}" for place in found if place is not None})
+    return places if len(places) < 2 else [f"{places[0]}, …"]
 
 
 def _places(count: int) -> list[tuple[float, float]]:

@@ -66,7 +66,7 @@ class DryRun:
         """Return the name of the simulated host of a rank."""
         if self.topology is not None:
             return self.topology.host_names[rank]
-        return f"dry-host-{rank // self.ranks_per_host}"
+        return f"node{rank // self.ranks_per_host}"
 
     def local_rank(self) -> int:
         """Return the simulated local rank on the host."""

@@ -185,9 +185,11 @@ class Worker:
             return
         figures = drawn_figures(value)
         if figures is not None:
-            draw_figures()
+            # Each once: a second layout may differ from the first.
+            drawn = draw_figures()
             for figure in figures:
-                _draw(figure)
+                if not any(figure is other for other in drawn):
+                    _draw(figure)
             return
         self._shown = rich_forms(value)
         if self._shown is None:
@@ -222,14 +224,16 @@ def drawn_pictures() -> Iterator[list[bytes]]:
             pyplot.close("all")
 
 
-def draw_figures() -> None:
-    """Draw all open figures into the list of the block, and close them; without a list, leave them open."""
+def draw_figures() -> list[Any]:
+    """Draw all open figures into the list of the block, close and return them; without a list, leave them open."""
     pyplot, pictures = sys.modules.get("matplotlib.pyplot"), _PICTURES.get()
     if pyplot is None or pictures is None:  # no figures, or called from a thread of the cell
-        return
-    for number in pyplot.get_fignums():
-        _draw(pyplot.figure(number))
-        pyplot.close(number)
+        return []
+    figures = [pyplot.figure(number) for number in pyplot.get_fignums()]
+    for figure in figures:
+        _draw(figure)
+        pyplot.close(figure)
+    return figures
 
 
 def _draw(figure: Any) -> None:

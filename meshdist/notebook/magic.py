@@ -188,7 +188,7 @@ def _show_results(outcome: Completion) -> None:
         display(forms, raw=True)
     for ranks, pictures in groupby(outcome.pictures().items(), key=lambda item: item[1]):
         data = [picture for picture, _ in pictures]
-        print(f"{ranks_text(ranks)}: {len(data)} figure{'s' * (len(data) != 1)}", flush=True)
+        print(f"{rank_label(ranks)}: {counted(len(data), 'figure')}", flush=True)
         for picture in data:
             display(Image(data=picture, format="png"))
 

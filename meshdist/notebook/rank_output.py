@@ -45,7 +45,7 @@ class RankOutput:
 def merged(lines_by_rank: Mapping[int, Sequence[str]]) -> list[str]:
     """Return the lines of all ranks, each with its ranks: what all have at the beginning first, then rank by rank.
 
-    Ranks whose remaining lines are equal share them.
+    Ranks whose remaining lines are equal share them. Empty lines have no ranks before them.
     """
     if not lines_by_rank:
         return []
@@ -55,9 +55,9 @@ def merged(lines_by_rank: Mapping[int, Sequence[str]]) -> list[str]:
     ranks_by_rest: dict[tuple[str, ...], list[int]] = {}
     for rank in ranks:
         ranks_by_rest.setdefault(tuple(lines_by_rank[rank][len(common) :]), []).append(rank)
-    shown = [f"{rank_label(ranks)} {line}" for line in common]
+    shown = [f"{rank_label(ranks)} {line}" if line else "" for line in common]
     for rest, these in ranks_by_rest.items():
-        shown += [f"{rank_label(these)} {line}" for line in rest]
+        shown += [f"{rank_label(these)} {line}" if line else "" for line in rest]
     return shown
 
 

@@ -34,7 +34,8 @@ def chrome_trace(tracks: Sequence[Track]) -> dict[str, Any]:
         for event in track.events:
             lines[id(event)] += first
             lines.update((id(part), lines[id(event)]) for part in event.parts)
-        shown += _names(track, range(first, first + max(count, 1)), len(hosts) > 1)
+        threads = {lines[id(event)] for event in track.events if not event.is_async}
+        shown += _names(track, range(first, first + max(count, 1)), threads, len(hosts) > 1)
         for event in track.events:
             shown += _slices(event, lines[id(event)], zero_ns)
     for number, (sent, received) in enumerate(pairs(tracks)):
@@ -57,10 +58,12 @@ def _lay_out(track: Track, lines: dict[int, int]) -> int:
     return len(ends)
 
 
-def _names(track: Track, lines: range, with_host: bool) -> Iterator[dict[str, Any]]:
+def _names(track: Track, lines: range, threads: set[int], with_host: bool) -> Iterator[dict[str, Any]]:
+    """Yield the names of the lines of a rank; `threads` are those with sync calls: the first, and of other threads."""
     rank = f"rank {track.rank} on {track.host}" if with_host else f"rank {track.rank}"
     for number, line in enumerate(lines):
-        yield _name("thread", line, rank if number == 0 else f"rank {track.rank}, concurrent {number}")
+        kind = "thread" if line in threads else "async"
+        yield _name("thread", line, rank if number == 0 else f"rank {track.rank}, {kind} {number}")
         yield {**_name("thread", line, ""), "name": "thread_sort_index", "args": {"sort_index": line}}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from meshdist.profiler.call_matching import pairs
@@ -17,7 +18,7 @@ from meshdist.system.palette import NUM_COLOURS, fill
 
 _WAITING: dict[str, Any] = {"facecolor": "#ffffffb0", "edgecolor": "#808080", "hatch": "/////", "linewidth": 0.0}
 _OUTLINE = "#333333"
-_ARROW: dict[str, Any] = {"color": "#333333", "alpha": 0.55, "linewidth": 0.7}
+_ARROW: dict[str, Any] = {"color": "#333333", "alpha": 0.35, "linewidth": 0.5}
 _OTHERS = "other calls"
 # The last colour is that of the calls beyond this number, the quickest ones.
 _MOST_KINDS = NUM_COLOURS - 1
@@ -32,6 +33,12 @@ _FONT_PT = 8.0
 _SMALLEST_PT = 6.0
 _LETTER = 0.62  # the mean width of a letter, in font sizes
 _LINE = 1.25  # the height of a line of text, in font sizes
+_LEAST_WIDTH = 0.0025  # of a bar, as a share of the axis: shorter calls are drawn so wide
+
+# The first call of a group connects it, if it takes so many times as long as the others of its kind without waiting.
+_SETUP_FACTOR = 5
+# Such calls at the beginning are left out if they would take more than this share of the axis.
+_MOST_SETUP = 0.5
 
 
 def plot_timeline(tracks: Sequence[Track], ax: Any = None, arrows: int = 40) -> Any:
@@ -63,8 +70,13 @@ class _Plot:
         self._tracks = tracks
         self._ax = ax
         self._zero_ns = min(track.begin_ns for track in tracks)
-        self._duration_ns = max(max(track.end_ns for track in tracks) - self._zero_ns, 1)
-        self._unit_ns, self._unit = _unit(self._duration_ns)
+        end_ns = max(track.end_ns for track in tracks)
+        self._duration_ns = max(end_ns - self._zero_ns, 1)
+        self._setup_ns = _setup_end_ns(tracks) - self._zero_ns
+        if self._setup_ns <= _MOST_SETUP * self._duration_ns:
+            self._setup_ns = 0
+        self._shown_ns = max(self._duration_ns - self._setup_ns, 1)
+        self._unit_ns, self._unit = _unit(self._shown_ns)
         events = [event for track in tracks for event in track.events]
         self._has_groups = len({event.group for event in events}) > 1
         self._colours_groups = len({self._name(event) for event in events}) <= _MOST_KINDS
@@ -73,11 +85,13 @@ class _Plot:
 
     def draw(self, arrows: int, legend_below: bool) -> None:
         ax, tracks = self._ax, self._tracks
-        ax.set_xlim(0, self._duration_ns / self._unit_ns)
+        ax.set_xlim(self._setup_ns / self._unit_ns, self._duration_ns / self._unit_ns)
         ax.set_ylim(len(tracks) - 0.5, -0.5)  # rank 0 above
         ax.set_yticks(range(len(tracks)), [f"rank {track.rank}" for track in tracks])
         ax.tick_params(axis="y", length=0)
-        ax.set_xlabel(f"time ({self._unit})")
+        setup = duration_text(self._setup_ns / 1e9)
+        left_out = f"; left out: the first {setup}, in which groups connect" if self._setup_ns else ""
+        ax.set_xlabel(f"time ({self._unit}){left_out}")
         share = sum(track.share for track in tracks) / len(tracks)
         ranks = "1 rank" if len(tracks) == 1 else f"{len(tracks)} ranks"
         ax.set_title(
@@ -123,6 +137,8 @@ class _Plot:
         lane_height = (_BAND - sync_height) / max(num_lanes, 1)
         bars = []
         for event, lane in zip(track.events, lanes, strict=True):
+            if event.end_ns - self._zero_ns <= self._setup_ns:
+                continue
             top, height = row - _BAND / 2, sync_height
             if lane:
                 top, height = top + sync_height + (lane - 1) % _MOST_LANES * lane_height, 0.88 * lane_height
@@ -135,10 +151,13 @@ class _Plot:
 
         event = bar.event
         # An outline would hide short calls.
-        is_wide = bar.width > 0.004 * self._duration_ns / self._unit_ns
-        edge = (_OUTLINE if event.is_async else "#ffffff") if is_wide else "none"
+        shown = self._shown_ns / self._unit_ns
+        edge = (_OUTLINE if event.is_async else "#ffffff") if bar.width > 0.004 * shown else "none"
         colours: dict[str, Any] = {"facecolor": self._colour(event), "edgecolor": edge, "linewidth": 0.6}
-        self._ax.add_patch(Rectangle((bar.begin, bar.top), bar.width, bar.height, zorder=2, **colours))
+        width = max(bar.width, _LEAST_WIDTH * shown)
+        # The short ones are in front: a longer neighbour that begins within their least width would hide them.
+        zorder = 2 if width == bar.width else 2.5
+        self._ax.add_patch(Rectangle((bar.begin, bar.top), width, bar.height, zorder=zorder, **colours))
         if event.waits_for is not None and event.wait_ns:
             waited = event.wait_ns / self._unit_ns
             self._ax.add_patch(Rectangle((bar.begin, bar.top), waited, bar.height, zorder=3, **_WAITING))
@@ -157,7 +176,7 @@ class _Plot:
             is_down = sent.row < received.row
             begin = (sent.begin, sent.top + (sent.height if is_down else 0))
             end = (received.begin + received.width, received.top + (0 if is_down else received.height))
-            look = {"arrowstyle": "->", "mutation_scale": 7, "shrinkA": 0, "shrinkB": 0, **_ARROW}
+            look = {"arrowstyle": "->", "mutation_scale": 5, "shrinkA": 0, "shrinkB": 0, **_ARROW}
             self._ax.annotate("", end, begin, arrowprops=look, zorder=1)
         return min(most, len(between)), len(between)
 
@@ -196,7 +215,7 @@ class _Plot:
         on_hatching = [withStroke(linewidth=2.0, foreground="#ffffffcc")]
         ax.figure.draw_without_rendering()  # the layout decides the size of the axes
         window, points = ax.get_window_extent(), 72.0 / ax.figure.dpi
-        points_x = window.width * points / (self._duration_ns / self._unit_ns)
+        points_x = window.width * points / (self._shown_ns / self._unit_ns)
         points_y = window.height * points / len(self._tracks)
         for bar in self._bars:
             largest = min(_FONT_PT, bar.height * points_y / _LINE)
@@ -222,6 +241,27 @@ def _lanes(events: Sequence[Event]) -> list[int]:
         ends[lane : lane + 1] = [event.end_ns]
         lanes.append(lane + 1)
     return lanes
+
+
+def _setup_end_ns(tracks: Sequence[Track]) -> int:
+    """Return when the last rank has ended the calls at its beginning that connected groups; 0 if there are none."""
+    return max((_setup_end_of(track.events) for track in tracks), default=0)
+
+
+def _setup_end_of(events: Sequence[Event]) -> int:
+    end_ns, connected = 0, set[str]()
+    for number, event in enumerate(events):
+        group = event.key[0]
+        later = [_working_ns(each) for each in events[number + 1 :] if (each.key[0], each.name) == (group, event.name)]
+        if group in connected or not later or _working_ns(event) < _SETUP_FACTOR * median(later):
+            break
+        connected.add(group)
+        end_ns = max(end_ns, event.end_ns)
+    return end_ns
+
+
+def _working_ns(event: Event) -> int:
+    return event.end_ns - event.begin_ns - (event.wait_ns or 0)
 
 
 def _unit(duration_ns: int) -> tuple[float, str]:

@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from meshdist.mesh import show as drawing
 from meshdist.mesh.show import FORMS, in_notebook
 from meshdist.mesh.show.grid import Window
+from meshdist.mesh.show.html import framed
+from meshdist.mesh.show.legend import frame, legend_below, title_above, width_in_of, wrapped
 from meshdist.mesh.show.text import CUT
-from meshdist.system.palette import MINE, fill
+from meshdist.system.palette import MINE, PLAIN, fill
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 from meshdist.tensor.dispatch import implements
 from meshdist.tensor.dtensor import DTensor
@@ -32,8 +35,8 @@ class Block:
     """A cell of the drawing."""
 
     text: str  # the ranks that hold it
-    number: int  # of the first rank that has it, in the order of the mesh, for its colour
-    is_mine: bool  # the calling rank holds it, or a part of its reduction
+    holders: list[int]  # the ranks that hold it, by their places in the order of the mesh, for its colours
+    is_mine: bool  # the calling rank, which stands out, holds it, or a part of its reduction
     is_empty: bool
 
 
@@ -51,7 +54,9 @@ class Side:
 class Picture:
     """An array to draw."""
 
-    title: tuple[str, str]  # shape, dtype and placements; the mesh, and what the calling rank holds
+    title: str  # shape, dtype and placements
+    mesh: str  # its axes with their sizes
+    held: str  # the calling rank and what it holds, in words; empty if it does not stand out
     rows: Side
     columns: Side
     blocks: list[list[Block]]
@@ -67,7 +72,7 @@ def show(x: DTensor, form: str | None, ax: Any) -> Any:
         raise ValueError(f"DTensor.show: form must be one of {', '.join(map(repr, FORMS))} or None, got {form!r}")
     if ax is not None and form != "plot":
         raise ValueError("DTensor.show: ax needs form='plot'; pass both")
-    picture = picture_of(x)
+    picture = picture_of(x, marks_me=drawing.marks_me)
     if form == "plot":
         return as_plot(picture, ax)
     if form == "html":
@@ -81,10 +86,13 @@ def show(x: DTensor, form: str | None, ax: Any) -> Any:
     return None
 
 
-def picture_of(x: DTensor) -> Picture:
-    """Return the blocks of `x` along two of its dimensions: the last two that are cut."""
+def picture_of(x: DTensor, *, marks_me: bool) -> Picture:
+    """Return the blocks of `x` along two of its dimensions: the last two that are cut.
+
+    With `marks_me`, the calling rank stands out, and of many blocks those around its own are visible.
+    """
     layout, mesh, names = x.layout, x.mesh, x.mesh.mesh_dim_names
-    coordinate = mesh.get_coordinate()
+    coordinate = mesh.get_coordinate() if marks_me else None
     at = (0,) * mesh.ndim if coordinate is None else tuple(coordinate)
     row_dim, column_dim = _shown_dims(layout)
     columns = _side(layout, column_dim, at, _most_columns(layout, column_dim))
@@ -96,37 +104,36 @@ def picture_of(x: DTensor) -> Picture:
         for axis in cut.axes
     }
     ranks = np.asarray(mesh.mesh)
+    numbers = np.arange(ranks.size).reshape(ranks.shape)
     mine = mesh.get_rank()
     pending = tuple(layout.pending)
 
     def block(row: int, column: int) -> Block:
         place = {**fixed, **_place(layout, row_dim, row), **_place(layout, column_dim, column)}
         free = [axis for axis in range(mesh.ndim) if axis not in place and axis not in pending]
-        held = ranks.transpose(*place, *free, *pending)[tuple(place.values())]
-        held = held.reshape(math.prod(mesh.shape[axis] for axis in free), -1)
+        order, index = (*place, *free, *pending), tuple(place.values())
+        held = ranks.transpose(order)[index].reshape(math.prod(mesh.shape[axis] for axis in free), -1)
         empty = 0 in (rows.sizes[row - rows.window.first], columns.sizes[column - columns.window.first])
         return Block(
             _held_text(held, set(layout.pending.values())),
-            int(np.ravel_multi_index([place.get(axis, 0) for axis in range(mesh.ndim)], ranks.shape)),
+            numbers.transpose(order)[index].ravel().tolist(),
             coordinate is not None and bool((held == mine).any()),
             empty or 0 in layout.shape,
         )
 
     held = ", ".join(f"{part.start}:{part.stop}" for part in layout.index(at)) or "..."
     sizes = [f"{size}" if names is None else f"{names[axis]}={size}" for axis, size in enumerate(mesh.shape)]
-    title = (
-        f"{x.dtype} {layout.describe(names)}",
-        f"mesh ({', '.join(sizes)}), rank {mine} " + ("is outside" if coordinate is None else f"holds [{held}]"),
-    )
     return Picture(
-        title,
+        f"{x.dtype} {layout.describe(names)}",
+        f"mesh ({', '.join(sizes)})",
+        f"rank {mine} " + ("is outside" if coordinate is None else f"holds [{held}]") if marks_me else "",
         rows,
         columns,
         [
             [block(row, column) for column in range(columns.window.first, columns.window.end)]
             for row in range(rows.window.first, rows.window.end)
         ],
-        [*_notes(layout, names), *_left_out(layout, rows, columns, layout.index(at))],
+        [*_notes(layout, names), *_left_out(layout, rows, columns, layout.index(at), marks_me)],
     )
 
 
@@ -206,7 +213,7 @@ def _notes(layout: ArrayLayout, names: Sequence[str] | None) -> list[str]:
     return notes
 
 
-def _left_out(layout: ArrayLayout, rows: Side, columns: Side, mine: Sequence[slice]) -> list[str]:
+def _left_out(layout: ArrayLayout, rows: Side, columns: Side, mine: Sequence[slice], marks_me: bool) -> list[str]:
     notes = []
     if layout.ndim > 2:
         text = f"down: dimension {rows.dim}; across: dimension {columns.dim}"
@@ -215,7 +222,8 @@ def _left_out(layout: ArrayLayout, rows: Side, columns: Side, mine: Sequence[sli
             for dim, (cut, part) in enumerate(zip(layout.cuts, mine, strict=True))
             if cut is not None and dim not in (rows.dim, columns.dim)
         ]
-        notes.append(f"{text}; at {', '.join(fixed)}, which this rank holds" if fixed else text)
+        held = ", which this rank holds" if marks_me else ""
+        notes.append(f"{text}; at {', '.join(fixed)}{held}" if fixed else text)
     shown = [side.window.end - side.window.first for side in (rows, columns)]
     whole = rows.window.size * columns.window.size
     if math.prod(shown) < whole:
@@ -234,7 +242,7 @@ def as_text(picture: Picture) -> str:
     margin = max(map(len, rows.labels)) + 1
     before = CUT + " " if columns.window.is_cut_before else ""
     after = " " + CUT if columns.window.is_cut_after else ""
-    lines = [*picture.title, ""]
+    lines = [picture.title, f"{picture.mesh}, {picture.held}" if picture.held else picture.mesh, ""]
     if any(columns.labels):
         labels = " ".join(label.rjust(width) for label in columns.labels)
         lines.append(" " * (margin + 1) + before + labels + after)
@@ -262,9 +270,10 @@ def as_html(picture: Picture) -> str:
     for label, row in zip(rows.labels, picture.blocks, strict=True):
         lines.append(f"<tr>{_heads([label, *([''] * len(before))])}{''.join(map(_cell, row))}</tr>")
     lines += [more] * rows.window.is_cut_after
-    title = f"<b>{escape(picture.title[0])}</b><br>{escape(picture.title[1])}"
-    notes = "".join(f"<div>{escape(note)}</div>" for note in picture.notes)
-    return f'<div><div>{title}</div><table style="{_TABLE}">{"".join(lines)}</table>{notes}</div>'
+    title = f"<b>{escape(picture.title)}</b><br>{escape(_CAPTION.format(picture.mesh))}"
+    notes = "".join(f"<div>{escape(note)}</div>" for note in [*_outside(picture), *picture.notes])
+    legend = f"<div>{framed(_framed(picture))}</div>" if _framed(picture) else ""
+    return f'<div><div>{title}</div><table style="{_TABLE}">{"".join(lines)}</table>{legend}{notes}</div>'
 
 
 def _heads(labels: Sequence[str]) -> str:
@@ -273,19 +282,53 @@ def _heads(labels: Sequence[str]) -> str:
 
 def _cell(block: Block) -> str:
     border = f"3px solid {MINE}" if block.is_mine else "1px solid #fff"
-    style = f"background:{_colour(block)};color:#000;border:{border};padding:6px 14px;text-align:center"
+    style = f"background:{_background(block)};color:#000;border:{border};padding:6px 14px 9px;text-align:center"
     return f'<td style="{style}">{escape(block.text)}</td>'
 
 
-def _colour(block: Block) -> str:
-    return fill(None, None if block.is_empty else block.number)
+def _background(block: Block) -> str:
+    colours = _colours(block)
+    if len(colours) == 1:
+        return colours[0]
+    stops = [f"{colour} {k / len(colours):.0%} {(k + 1) / len(colours):.0%}" for k, colour in enumerate(colours)]
+    band = f"linear-gradient(90deg,{','.join(stops)})" if colours else f"repeating-linear-gradient(135deg,{_HATCHED})"
+    return f"{band} 0 100%/100% 7px no-repeat {PLAIN}"
+
+
+# ---- Colours
+
+# Of the band of a block that more ranks hold than have stripes in it.
+_HATCHED = "#999 0 2px,#ddd 2px 5px"
+
+
+def _colours(block: Block) -> list[str]:
+    """Return the colours of the ranks that hold a block: one fills it, several share a band; none for too many."""
+    if block.is_empty:
+        return [PLAIN]
+    return [fill(number, None) for number in block.holders] if len(block.holders) <= MOST_LISTED else []
+
+
+# ---- The legend
+
+_CAPTION = "numbers: ranks of {}"
+
+
+def _framed(picture: Picture) -> str:
+    """Return what is framed, in words; empty if no visible block is."""
+    return picture.held if any(block.is_mine for row in picture.blocks for block in row) else ""
+
+
+def _outside(picture: Picture) -> list[str]:
+    return [picture.held] if picture.held and not _framed(picture) else []
 
 
 # ---- With matplotlib
 
 _INCH = 0.8  # of a block of the average size
 _LEAST = 0.45  # the least side of a block, of this unit
-_LEGEND = "in the blocks: their ranks; framed: this rank's"
+_LEAST_WIDTH_IN = 2.6  # of the text around it
+_LINE_IN = 0.16
+_BAND = 0.24  # the height of a band in a block, of this unit
 
 
 def as_plot(picture: Picture, ax: Any = None) -> Any:
@@ -296,7 +339,6 @@ def as_plot(picture: Picture, ax: Any = None) -> Any:
         raise ImportError(
             "DTensor.show: form='plot' needs matplotlib; pip install 'meshdist[notebook]', or use form='text'"
         ) from error
-    from matplotlib.patches import Rectangle
 
     rows, columns = picture.rows, picture.columns
     letters = max(len(block.text) for row in picture.blocks for block in row)
@@ -304,29 +346,19 @@ def as_plot(picture: Picture, ax: Any = None) -> Any:
     wide = _extents(columns.sizes, max(1.0, 0.16 * letters, 0.13 * max(map(len, columns.labels))))
     left, top = np.cumsum([0.0, *wide]), np.cumsum([0.0, *tall])
     margin = 0.3 + 0.13 * max(map(len, rows.labels))
+    width_in = max(_INCH * left[-1], _LEAST_WIDTH_IN)
+    notes = [_CAPTION.format(picture.mesh), *_outside(picture), *picture.notes]
     if ax is None:
-        longest = max(map(len, [*picture.title, *picture.notes]))
-        size = (max(_INCH * (left[-1] + margin), 0.075 * longest), _INCH * (top[-1] + 0.5) + 0.5)
+        lines = sum(len(wrapped(text, width_in)) for text in [picture.title, *notes]) + 2
+        size = (max(_INCH * (left[-1] + 2 * margin), width_in + 0.4), _INCH * (top[-1] + 0.7) + _LINE_IN * lines + 0.4)
         _, ax = pyplot.subplots(figsize=size, layout="constrained")
+    else:
+        width_in = width_in_of(ax)
     pale = {"color": "#666666", "fontsize": "small"}
     for row, blocks in enumerate(picture.blocks):
         ax.text(-0.12, top[row] + tall[row] / 2, rows.labels[row], ha="right", va="center", **pale)
         for column, block in enumerate(blocks):
-            # A frame is drawn inside of its block, so that it covers no neighbour.
-            inset = 0.045 if block.is_mine else 0.015
-            corner = (left[column] + inset, top[row] + inset)
-            ax.add_patch(
-                Rectangle(
-                    corner,
-                    wide[column] - 2 * inset,
-                    tall[row] - 2 * inset,
-                    facecolor=_colour(block),
-                    edgecolor=MINE if block.is_mine else "white",
-                    linewidth=2.5 if block.is_mine else 1.0,
-                )
-            )
-            middle = (left[column] + wide[column] / 2, top[row] + tall[row] / 2)
-            ax.text(*middle, block.text, ha="center", va="center", color="black")
+            _draw(ax, block, left[column], top[row], wide[column], tall[row])
     for column, label in enumerate(columns.labels):
         ax.text(left[column] + wide[column] / 2, -0.12, label, ha="center", va="bottom", **pale)
     for is_cut, x, y in (
@@ -341,8 +373,32 @@ def as_plot(picture: Picture, ax: Any = None) -> Any:
     ax.set_ylim(top[-1] + 0.25, -0.45)
     ax.set_aspect("equal")
     ax.set_axis_off()
-    ax.set_title("\n".join([*picture.title, *picture.notes, _LEGEND]), fontsize="small")
+    title_above(ax, picture.title, left[-1] / 2, width_in)
+    entries = [frame(_framed(picture))] if _framed(picture) else []
+    legend_below(ax, entries, notes, left[-1] / 2, width_in)
     return ax
+
+
+def _draw(ax: Any, block: Block, left: float, top: float, width: float, height: float) -> None:
+    """Draw a block: filled with the colour of its rank, or with a band of the colours of all that hold it."""
+    from matplotlib.patches import Rectangle
+
+    # A frame is drawn inside of its block, so that it covers no neighbour.
+    inset = 0.045 if block.is_mine else 0.015
+    left, top, width, height = left + inset, top + inset, width - 2 * inset, height - 2 * inset
+    colours = _colours(block)
+    is_filled = len(colours) == 1
+    band = 0.0 if is_filled else min(_BAND, 0.3 * height)
+    ax.add_patch(Rectangle((left, top), width, height, facecolor=colours[0] if is_filled else PLAIN))
+    if not colours:
+        hatched: dict[str, Any] = {"facecolor": "#dddddd", "edgecolor": "#999999", "hatch": "/////", "linewidth": 0.0}
+        ax.add_patch(Rectangle((left, top + height - band), width, band, **hatched))
+    for number, colour in enumerate([] if is_filled else colours):
+        part = width / len(colours)
+        ax.add_patch(Rectangle((left + number * part, top + height - band), part, band, facecolor=colour))
+    edge: dict[str, Any] = {"edgecolor": MINE if block.is_mine else "white", "linewidth": 2.5 if block.is_mine else 1.0}
+    ax.add_patch(Rectangle((left, top), width, height, facecolor="none", **edge))
+    ax.text(left + width / 2, top + (height - band) / 2, block.text, ha="center", va="center", color="black")
 
 
 def _extents(sizes: Sequence[int], unit: float) -> list[float]:

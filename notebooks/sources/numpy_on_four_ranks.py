@@ -21,8 +21,9 @@
 # %% [markdown]
 # ## Pictures of arrays
 #
-# `x.show("plot")` draws each block with the ranks that hold it; the calling rank's block is framed. It sends nothing,
-# so one rank may call it alone. A product of matrices whose other dimensions are sharded is sharded along both:
+# `x.show("plot")` draws each block with the ranks that hold it: in the colour of its rank, or with a band of the
+# colours of several. It sends nothing, so one rank may call it alone. A product of matrices whose other dimensions are
+# sharded is sharded along both:
 
 # %%
 # %%mesh

@@ -197,7 +197,7 @@ def test_hosts_are_made_up():
         mine, subgroups = dist.new_subgroups()
         assert mine.ranks == tuple(range(8, 16))
         assert len(subgroups) == 8
-        assert "dry-host-3 (8) and 4 more" in str(dist.init_device_mesh("cpu", (16, 4)))
+        assert "node3 (8) and 4 more" in str(dist.init_device_mesh("cpu", (16, 4)))
     with dist.dry_run(64, 13):
         assert dist.get_node_local_rank() == 13
 

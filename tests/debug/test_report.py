@@ -195,6 +195,7 @@ def test_the_legend_says_what_the_colours_mean():
     drawn = draw_waits(who_waits(by_rank(*others, late)))
     words = [text.get_text() for text in drawn.get_legend().get_texts()]
     assert words == ["not in the call", "waiting", "barrier(), call 2 on 'world', at train.py:20"]
+    assert {text.get_text() for text in drawn.texts if text.get_text()} == {"ranks 0, 1", "rank 2\nat data.py:57"}
     cycle = [
         parse_state(data(rank, [waiting(group, 1, 5.0)], {"a": [0, 1], "b": [0, 1]}, size=2), "a test")
         for rank, group in enumerate("ab")

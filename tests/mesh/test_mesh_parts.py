@@ -111,7 +111,7 @@ def test_mesh_hosts():
     with meshdist.dry_run(4):
         world = current_world()
         assert MeshHosts(world, meshdist.Topology.uniform(2, 2)).hosts([0, 3]) == ["host0", "host1"]
-        assert MeshHosts(world, None).hosts([0, 3]) == ["dry-host-0", "dry-host-0"]
+        assert MeshHosts(world, None).hosts([0, 3]) == ["node0", "node0"]
 
 
 def test_window_around():

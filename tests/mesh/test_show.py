@@ -139,13 +139,49 @@ def test_plot_draws_into_the_given_axes():
     figure, ax = pyplot.subplots()
     assert show(UNSORTED, TwoHosts(4), "plot", None, ax) is ax
     assert {text.get_text() for text in ax.texts} == {*"012345", "dp=0", "dp=1", "tp=0", "tp=1", "tp=2"}
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["ada (3)", "<bob> (3)"]
-    assert "rank 4 at (dp=1, tp=1)" in ax.get_title()
+    legend = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert legend == ["ada (3)", "<bob> (3)", "rank 4 at (dp=1, tp=1)"]
+    assert ax.get_title() == "mesh (dp=2, tp=3)"
     figure.canvas.draw()
     pyplot.close(figure)
     made = show(Layout(np.arange(8).reshape(2, 2, 2)), TwoHosts(0), "plot", 0, None)
-    assert made.get_legend() is None
+    assert [text.get_text() for text in made.get_legend().get_texts()] == ["rank 0 at (0, 0, 0) and its group"]
+    assert made.get_title() == "mesh (2, 2, 2): 4 groups along axis 0"
     pyplot.close(made.figure)
+
+
+def test_the_words_around_a_plot_are_no_wider_than_its_cells():
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    pyplot.switch_backend("agg")
+    names = ("data_parallel", "tensor_parallel")
+    ax = show(Layout(np.arange(16).reshape(4, 4), names), TwoHosts(5), "plot", "data_parallel", None)
+    ax.figure.canvas.draw()
+    squares = [patch.get_window_extent() for patch in ax.patches]
+    left, right = min(box.x0 for box in squares), max(box.x1 for box in squares)
+    for part in (ax.title, ax.get_legend()):
+        box = part.get_window_extent()
+        assert (box.x0 + box.x1) / 2 == pytest.approx((left + right) / 2, abs=2)
+        assert box.width <= 1.02 * (right - left)
+    pyplot.close(ax.figure)
+
+
+def test_a_worker_of_a_notebook_marks_no_rank_in_any_form(monkeypatch, capsys):
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    pyplot.switch_backend("agg")
+    monkeypatch.setattr("meshdist.mesh.show.marks_me", False)
+    forms = []
+    for rank in (0, 4):
+        ax = show(UNSORTED, TwoHosts(rank), "plot", None, None)
+        words = [text.get_text() for text in (ax.title, *ax.texts, *ax.get_legend().get_texts())]
+        frames = [patch.get_linewidth() for patch in ax.patches]
+        pyplot.close(ax.figure)
+        html, text = (
+            show(UNSORTED, TwoHosts(rank), "html", "tp", None),
+            shown(capsys, UNSORTED, TwoHosts(rank), "text", "tp", None),
+        )
+        forms.append((words, frames, html, text))
+    assert forms[0] == forms[1]
+    assert "this rank" not in forms[0][3]
 
 
 def test_plot_without_matplotlib_says_what_to_do(monkeypatch):
@@ -211,17 +247,17 @@ def test_a_large_mesh_is_shown_around_the_calling_rank(capsys):
     assert "[5000g]" in lines[10]
     assert lines[10].index("5000g") < lines[2].index("tp=136") + len("tp=136") <= lines[10].index("g]") + 2
     assert "112 of 65536 ranks are shown: dp=13..26 of 256, tp=133..140 of 256" in text
-    assert lines[-1] == "hosts (ranks): a dry-host-54 (64), g dry-host-78 (64), and 1,022 more"  # 5000 is on g
+    assert lines[-1] == "hosts (ranks): a node54 (64), g node78 (64), and 1,022 more"  # 5000 is on g
 
 
 def test_the_host_of_the_calling_rank_is_named(capsys):
     text = show_in_a_dry_run(4096, 2077, 8, (64, 64), "text", capsys)
     assert "[2077m]" in text
-    assert text.endswith("hosts (ranks): a dry-host-211 (8), m dry-host-259 (8), and 510 more\n")
+    assert text.endswith("hosts (ranks): a node211 (8), m node259 (8), and 510 more\n")
     html = show_in_a_dry_run(4096, 2077, 8, (64, 64), "html")
-    assert "k dry-host-251 (8)" in html
-    assert "m dry-host-259 (8)" in html
-    assert "l dry-host-" not in html
+    assert "k node251 (8)" in html
+    assert "m node259 (8)" in html
+    assert "l node" not in html
 
 
 def test_windows_stop_at_the_ends(capsys):
@@ -237,7 +273,7 @@ def test_windows_stop_at_the_ends(capsys):
 def test_more_hosts_than_letters_have_two(capsys):
     text = show_in_a_dry_run(256, 0, 8, (16, 16), "text", capsys)
     assert "255af" in text
-    assert text.rstrip().endswith("l dry-host-11 (8), and 20 more")
+    assert text.rstrip().endswith("l node11 (8), and 20 more")
 
 
 @pytest.mark.slow
@@ -246,15 +282,14 @@ def test_large_html_and_plots(recwarn):
     pyplot.switch_backend("agg")
     html = show_in_a_dry_run(65536, 5000, 64, (256, 256), "html")
     assert [text for text, _, style in Cells(html).cells if "border:3px" in style] == ["5000"]
-    assert "framed: this rank" in html
+    assert "framed: rank 5000 at (dp=19, tp=136)" in html
     assert "and 1,012 more" in html
     assert html.count("…") == 4
     ax = show_in_a_dry_run(65536, 5000, 64, (256, 256), "matplotlib")
     ax.figure.canvas.draw()
     legend = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert legend[0] == "a dry-host-54 (64)"
-    assert legend[12:] == ["and 1,012 more"]
-    assert "framed: this rank" in ax.get_title()
+    assert legend[0] == "a node54 (64)"
+    assert legend[12:] == ["and 1,012 more", "rank 5000 at (dp=19, tp=136)"]
     assert "5000" in {text.get_text() for text in ax.texts}
     pyplot.close(ax.figure)
     assert not recwarn.list

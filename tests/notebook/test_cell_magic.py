@@ -68,7 +68,29 @@ def test_a_mesh_is_drawn_once(shell, capsys):
     shell.run_cell_magic("mesh", "--axes dp=2,tp=2", "mesh.show()")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "[0-3] mesh (dp=2, tp=2)"
-    assert {line.partition(" ")[0] for line in lines} == {"[0-3]"}
+    assert {line.partition(" ")[0] for line in lines} == {"[0-3]", ""}
+
+
+def test_drawings_are_shown_once_for_all_workers(shell, capsys, monkeypatch):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    displayed = []
+    monkeypatch.setattr("IPython.display.display", lambda shown, raw=False: displayed.append(shown))
+    source = "from meshdist.tensor import Shard, zeros\nx = zeros((6, 8), mesh=mesh, placements={'dp': Shard(0)})\n"
+    shell.run_cell_magic("mesh", "-n 4 --axes dp=2,tp=2", source + "x.show()")
+    lines = capsys.readouterr().out.splitlines()
+    assert "[0-3]  0:3 0 1" in lines
+    assert {line.partition(" ")[0] for line in lines} <= {"[0-3]", "", "new"}
+    for last, said in (
+        ("x", "[0-3]:"),
+        ("x.show('plot')", "[0-3]: 1 figure"),
+        ("mesh.show('plot')", "[0-3]: 1 figure"),
+        ("mesh.show('plot', axis='tp')", "[0-3]: 1 figure"),
+    ):
+        displayed.clear()
+        shell.run_cell_magic("mesh", "", last)
+        assert capsys.readouterr().out.splitlines() == [said]
+        assert len(displayed) == 1
+    shell.run_cell_magic("mesh", "", "del x")  # which belongs to the world
 
 
 def test_an_error_is_that_of_the_rank_that_made_it(shell):
@@ -296,7 +318,7 @@ if rank == 1:
 """
     shell.run_cell_magic("mesh", "-n 2", source)
     lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("new workers")]
-    assert lines[0::2] == ["ranks 0, 1: 1 figure", "rank 1: 1 figure"]
+    assert lines[0::2] == ["[0,1]: 1 figure", "[1]: 1 figure"]
     assert len(lines) == 4
     shell.run_cell_magic("mesh", "", "pyplot.get_fignums()")
     assert capsys.readouterr().out.splitlines() == ["[0,1] []"]
@@ -311,16 +333,14 @@ def test_a_picture_as_the_last_expression_has_no_repr(shell, capsys, last):
     shell.run_cell_magic("mesh", "-n 2", source)
     lines = capsys.readouterr().out.splitlines()
     num = len(lines) - 1
-    assert [line for line in lines if not line.startswith("<IPython")] == [
-        f"ranks 0, 1: {num} figure{'s' * (num != 1)}"
-    ]
+    assert [line for line in lines if not line.startswith("<IPython")] == [f"[0,1]: {num} figure{'s' * (num != 1)}"]
 
 
 def test_a_figure_that_pyplot_does_not_know_is_drawn(shell, capsys):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     source = "from matplotlib.figure import Figure\nFigure(figsize=(1, 1)).subplots()"
     shell.run_cell_magic("mesh", "-n 2", source)
-    assert capsys.readouterr().out.splitlines()[:1] == ["ranks 0, 1: 1 figure"]
+    assert capsys.readouterr().out.splitlines()[:1] == ["[0,1]: 1 figure"]
 
 
 def test_the_last_expression_is_shown_as_jupyter_shows_it(shell, capsys, monkeypatch):

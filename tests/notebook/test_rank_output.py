@@ -31,6 +31,10 @@ def test_a_common_beginning_is_written_once_and_the_rest_by_rank():
     ]
 
 
+def test_empty_lines_have_no_ranks():
+    assert merged({0: ["a", "", "b"], 1: ["a", "", "c"]}) == ["[0,1] a", "", "[0] b", "[1] c"]
+
+
 def test_nothing_was_printed():
     assert merged({}) == []
 

@@ -322,8 +322,8 @@ def test_the_trace_of_what_overlaps():
     assert names_of_lines(trace) == {
         10: "rank 0 on here",
         20: "rank 1 on here",
-        21: "rank 1, concurrent 1",
-        22: "rank 1, concurrent 2",
+        21: "rank 1, async 1",
+        22: "rank 1, async 2",
         30: "rank 2 on there",
     }
     assert {event["pid"] for event in trace["traceEvents"]} == {1}
@@ -439,6 +439,35 @@ def test_the_longest_messages_have_arrows(arrows, told):
     assert len([arrow for arrow in ax.texts if not arrow.get_text()]) == arrows
     texts = [text.get_text() for text in ax.get_legend().get_texts()]
     assert [text for text in texts if text.startswith("message")] == told
+
+
+def test_the_picture_begins_after_the_connecting_of_groups():
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from matplotlib.figure import Figure
+
+    def drawn(*calls):
+        ax = Timeline([Track(0, "here", 0, 100 * MS, [made_up("all_reduce", *call) for call in calls])]).plot(
+            Figure().subplots()
+        )
+        return ax.get_xlim()[0], ax.get_xlabel()
+
+    assert drawn((0, 80, 0), (85, 86, 1), (90, 91, 2)) == (
+        80,
+        "time (ms); left out: the first 80 ms, in which groups connect",
+    )
+    # A long call that has been made before, or is as long as the others, is no start of a group.
+    assert drawn((0, 1, 0), (5, 85, 1), (90, 91, 2)) == (0, "time (ms)")
+    assert drawn((0, 60, 0), (60, 100, 1)) == (0, "time (ms)")
+
+
+def test_the_shortest_calls_can_be_seen():
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from matplotlib.figure import Figure
+
+    calls = [made_up("all_reduce", 10, 10.001, 0), made_up("all_reduce", 50, 90, 1)]
+    ax = Timeline([Track(0, "here", 0, 100 * MS, calls)]).plot(Figure(figsize=(10, 2)).subplots())
+    widths = [patch.get_window_extent().width for patch in ax.patches if patch.get_width() < 50]
+    assert min(widths) >= 1.5  # pixels
 
 
 def test_many_kinds_of_calls_share_colours_by_name():

@@ -150,13 +150,28 @@ def test_plot_draws_into_the_given_axes():
         assert x.show("plot", ax=ax) is ax
         made = x.show("matplotlib")
     assert {text.get_text() for text in ax.texts} == {*"0123", "0:9", "9:10", "0:3", "3:6"}
-    assert "rank 2 holds [9:10, 0:3]" in ax.get_title()
-    heights = [patch.get_height() for patch in ax.patches]
-    assert heights[0] > 2 * heights[2]
-    assert [patch.get_linewidth() > 2 for patch in ax.patches] == [False, False, True, False]
+    assert ax.get_title().replace("\n", " ").startswith("float64 (10, 6) as ")
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["rank 2 holds [9:10, 0:3]"]
+    assert ax.get_legend().get_title().get_text() == "numbers: ranks of mesh (dp=2, tp=2)"
+    outlines = [patch for patch in ax.patches if patch.get_facecolor()[3] == 0]
+    assert outlines[0].get_height() > 2 * outlines[2].get_height()
+    assert [patch.get_linewidth() > 2 for patch in outlines] == [False, False, True, False]
     figure.canvas.draw()
     pyplot.close(figure)
     pyplot.close(made.figure)
+
+
+def test_the_words_around_a_plot_fit_into_it():
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    pyplot.switch_backend("agg")
+    with meshdist.dry_run(world_size=8, rank=0):
+        ax = array((2, 2, 2), 0, (4, 6), {"dp": Shard(0), "tp": Partial()}).show("plot")
+    ax.figure.canvas.draw()
+    for part in (ax.title, ax.get_legend()):
+        box = part.get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= ax.figure.bbox.width
+        assert 0 <= box.y0 < box.y1 <= ax.figure.bbox.height
+    pyplot.close(ax.figure)
 
 
 def test_plot_without_matplotlib_says_what_to_do(monkeypatch):
@@ -192,13 +207,59 @@ def test_bad_arguments_are_refused():
             x.show("text", ax=object())
 
 
-def test_a_colour_is_that_of_the_first_rank_with_the_block():
-    def colours(placements):
-        with meshdist.dry_run(world_size=4, rank=0):
-            html = array((2, 2), 0, (4, 4), placements).show("html")
-        return re.findall(r"background:(#\w+)", html)
+def colours_of(placements):
+    """Return the colours of each block, of an array over a mesh of 2 x 2 ranks."""
+    with meshdist.dry_run(world_size=4, rank=0):
+        html = array((2, 2), 0, (4, 4), placements).show("html")
+    return [re.findall(r"#\w{6}", cell) for cell in re.findall(r"background:(.*?);color", html)]
 
-    by_rank = colours({"dp": Shard(0), "tp": Shard(1)})
-    assert len(set(by_rank)) == 4
-    assert colours({"dp": Shard(0)}) == [by_rank[0], by_rank[2]]
-    assert colours({"tp": Shard(0)}) == [by_rank[0], by_rank[1]]
+
+def test_a_block_has_the_colours_of_all_ranks_that_hold_it():
+    zero, one, two, three = (colour for (colour,) in colours_of({"dp": Shard(0), "tp": Shard(1)}))
+    assert len({zero, one, two, three}) == 4
+
+    def banded(placements):
+        """Return the colours of the band of each block."""
+        blocks = [dict.fromkeys(block) for block in colours_of(placements)]
+        return [[colour for colour in block if colour in (zero, one, two, three)] for block in blocks]
+
+    assert banded({"dp": Shard(0)}) == [[zero, one], [two, three]]
+    assert banded({"tp": Shard(0)}) == [[zero, two], [one, three]]
+    assert banded({"dp": Shard(0), "tp": Partial()}) == [[zero, one], [two, three]]
+    assert banded({}) == [[zero, one, two, three]]
+
+
+def test_bands_in_a_plot_are_below_the_numbers():
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    pyplot.switch_backend("agg")
+    with meshdist.dry_run(world_size=4, rank=0):
+        ax = array((2, 2), 0, (4, 4), {"dp": Shard(0)}).show("plot")
+    numbers = [text for text in ax.texts if text.get_text() == "0 1"]
+    ax.figure.canvas.draw()
+    number = numbers[0].get_window_extent()
+    coloured = [patch for patch in ax.patches if len(set(patch.get_facecolor()[:3])) > 1 and patch.get_facecolor()[3]]
+    assert len(coloured) == 4
+    assert not any(patch.get_window_extent().overlaps(number) for patch in coloured)
+    pyplot.close(ax.figure)
+
+
+def test_a_block_of_many_ranks_is_hatched():
+    with meshdist.dry_run(world_size=8, rank=0):
+        html = array((8,), 0, (4,), {}).show("html")
+    assert "repeating-linear-gradient" in html
+
+
+def test_a_worker_of_a_notebook_marks_no_rank_in_any_form(monkeypatch):
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    pyplot.switch_backend("agg")
+    monkeypatch.setattr("meshdist.mesh.show.marks_me", False)
+    forms = []
+    for rank in (0, 3):
+        with meshdist.dry_run(world_size=8, rank=rank):
+            x = array((2, 2, 2), rank, (4, 5, 6, 7), {"dp": Shard(0), "tp": Shard(1), "pp": Shard(3)})
+            ax = x.show("plot")
+            words = [text.get_text() for text in (ax.title, ax.get_legend().get_title(), *ax.texts)]
+            forms.append((words, [patch.get_linewidth() for patch in ax.patches], x.show("html")))
+            pyplot.close(ax.figure)
+    assert forms[0] == forms[1]
+    assert not any("rank 0" in word or "this rank" in word for word in forms[0][0])

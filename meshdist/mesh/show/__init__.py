@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from meshdist.mesh.mesh_state import MeshHosts
 
 FORMS = ("text", "html", "plot")
-# Whether the calling rank stands out in text and HTML. Of the workers of a notebook, what is the same is shown once.
+# Whether the calling rank stands out, in drawings of arrays as well. Of the workers of a notebook, equal drawings are
+# shown once.
 marks_me = True
 
 
@@ -25,7 +26,7 @@ def show(layout: Layout, hosts: MeshHosts | None, form: str | None, axis: int | 
         raise ValueError(f"DeviceMesh.show: form must be one of {', '.join(map(repr, FORMS))} or None, got {form!r}")
     if ax is not None and form != "plot":
         raise ValueError("DeviceMesh.show: ax needs form='plot'; pass both")
-    grid = grid_of(layout, hosts, axis, marks_me=marks_me or form == "plot")
+    grid = grid_of(layout, hosts, axis, marks_me=marks_me)
     if form == "plot":
         from meshdist.mesh.show.plot import as_plot
 

@@ -68,7 +68,8 @@ class Window:
 class Grid:
     """A mesh to draw."""
 
-    title: str  # the axes with their sizes, and the coordinate of the calling rank
+    name: str  # the axes with their sizes
+    place: str  # the calling rank and its coordinate, in words; empty if it does not stand out
     row_labels: list[str]  # one per visible row; empty for a mesh of one axis
     column_labels: list[str]  # one per visible column
     rows: Window  # those visible, of the last axis but one
@@ -82,11 +83,21 @@ class Grid:
     left_out: str  # what is not visible, in words; empty if all is
 
     @property
+    def headline(self) -> str:
+        """The mesh and its groups, in words."""
+        return f"{self.name}: {self.groups_text}" if self.groups_text else self.name
+
+    @property
+    def notes(self) -> list[str]:
+        """What stands below a drawing that has neither swatches nor frames for it."""
+        return [note for note in ("" if self.frame_text else self.place, self.left_out) if note]
+
+    @property
     def frame_text(self) -> str:
-        """The meaning of a frame around cells; empty if no cell has one."""
+        """What is framed, in words; empty if no cell has a frame."""
         if not any(cell.is_mine for panel in self.panels for row in panel.rows for cell in row):
             return ""
-        return "framed: this rank" if self.axis is None else "framed: this rank's group; bold: this rank"
+        return self.place if self.axis is None else f"{self.place} and its group"
 
 
 def grid_of(layout: Layout, known: MeshHosts | None, axis: int | str | None, *, marks_me: bool = True) -> Grid:
@@ -120,7 +131,8 @@ def grid_of(layout: Layout, known: MeshHosts | None, axis: int | str | None, *, 
         ]
         panels.append(Panel(", ".join(_label(layout, k, index) for k, index in enumerate(place)), cells))
     return Grid(
-        title=_title(layout, mine, at),
+        name=f"mesh {layout.describe()}",
+        place=_place(layout, mine, at),
         row_labels=[
             "" if layout.ndim == 1 else _label(layout, layout.ndim - 2, row) for row in range(rows.first, rows.end)
         ],
@@ -132,7 +144,7 @@ def grid_of(layout: Layout, known: MeshHosts | None, axis: int | str | None, *, 
         my_host=hosts.number_of.get(mine),
         num_hosts=hosts.count,
         axis=None if shown_axis is None else _name(layout, shown_axis),
-        groups_text="" if shown_axis is None else _groups_text(layout, shown_axis, my_group is not None),
+        groups_text="" if shown_axis is None else _groups_text(layout, shown_axis),
         left_out=_left_out(layout, outer, rows, columns),
     )
 
@@ -204,23 +216,21 @@ def _name(layout: Layout, axis: int) -> str:
     return f"axis {axis}" if layout.names is None else layout.names[axis]
 
 
-def _groups_text(layout: Layout, axis: int, marked: bool) -> str:
+def _groups_text(layout: Layout, axis: int) -> str:
     count = layout.size // layout.shape[axis]
-    text = f"{count} {'group' if count == 1 else 'groups'} along {_name(layout, axis)}"
-    return f"{text}; this rank's is marked" if marked else text
+    return f"{count} {'group' if count == 1 else 'groups'} along {_name(layout, axis)}"
 
 
 def _label(layout: Layout, axis: int, index: int) -> str:
     return str(index) if layout.names is None else f"{layout.names[axis]}={index}"
 
 
-def _title(layout: Layout, mine: int, at: Sequence[int] | None) -> str:
-    what = f"mesh {layout.describe()}"
+def _place(layout: Layout, mine: int, at: Sequence[int] | None) -> str:
     if mine < 0:
-        return what
+        return ""
     if at is None:
-        return f"{what}, rank {mine} is outside"
-    return f"{what}, rank {mine} at ({', '.join(_label(layout, axis, index) for axis, index in enumerate(at))})"
+        return f"rank {mine} is outside"
+    return f"rank {mine} at ({', '.join(_label(layout, axis, index) for axis, index in enumerate(at))})"
 
 
 def _left_out(layout: Layout, outer: Window, rows: Window, columns: Window) -> str:

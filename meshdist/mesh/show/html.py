@@ -14,11 +14,10 @@ _HEAD = "padding:2px 6px;font-weight:normal;color:#666;text-align:center"
 
 def as_html(grid: Grid) -> str:
     """Return the grid as HTML: a table per panel, coloured by host or by group; tooltips name the host and group."""
-    lines = (grid.groups_text, grid.frame_text, grid.left_out)
-    legend = "".join(f"<div>{escape(line)}</div>" for line in lines if line)
+    legend = "".join(f"<div>{escape(note)}</div>" for note in grid.notes)
     tables = "".join(_table(grid, panel) for panel in grid.panels)
-    swatches = "" if grid.axis else _swatches(grid)
-    return f"<div><div><b>{escape(grid.title)}</b></div>{tables}<div>{swatches}</div>{legend}</div>"
+    swatches = ("" if grid.axis else _swatches(grid)) + framed(grid.frame_text)
+    return f"<div><div><b>{escape(grid.headline)}</b></div>{tables}<div>{swatches}</div>{legend}</div>"
 
 
 def _table(grid: Grid, panel: Panel) -> str:
@@ -59,3 +58,9 @@ def _swatches(grid: Grid) -> str:
         letters = f"{mark(number)} " if has_letters(grid) else ""
         spans.append(f'<span style="{style}">{letters}{escape(label)}</span>')
     return "".join(spans) + more
+
+
+def framed(label: str) -> str:
+    """Return the entry of a legend for the frame around cells; empty without a label."""
+    style = f"border:2px solid {MINE};padding:0 8px;margin-right:6px"
+    return f'<span style="{style}"></span>framed: {escape(label)}' if label else ""

@@ -6,13 +6,16 @@ import math
 from typing import Any
 
 from meshdist.mesh.show.grid import Cell, Grid, Panel
+from meshdist.mesh.show.legend import frame, legend_below, title_above, width_in_of
 from meshdist.mesh.show.text import CUT, has_letters, legend_of_hosts, mark
 from meshdist.system.palette import MINE, fill
 
-# Inches: the size of a cell, the space above the cells, the width of a letter of the legend.
-_CELL, _TITLE, _LETTER = 0.7, 0.9, 0.09
+# Inches: the size of a cell, and the space of the title and of a line of the legend.
+_CELL, _TITLE, _LINE = 0.7, 0.5, 0.2
 # In cells: the space for labels beside a panel, and above it including the gap.
 _BESIDE, _ABOVE = 1.2, 1.0
+# Text below fewer cells has the width of so many.
+_LEAST_ACROSS = 4
 
 
 def as_plot(grid: Grid, ax: Any = None) -> Any:
@@ -22,28 +25,30 @@ def as_plot(grid: Grid, ax: Any = None) -> Any:
         raise ImportError(
             "DeviceMesh.show: form='plot' needs matplotlib; pip install 'meshdist[notebook]', or use form='text'"
         ) from error
-    legend = _legend(grid)
-    across = panels_across(len(grid.panels), len(grid.row_labels) + _ABOVE, len(grid.column_labels) + _BESIDE)
-    width = across * (len(grid.column_labels) + _BESIDE)
-    height = math.ceil(len(grid.panels) / across) * (len(grid.row_labels) + _ABOVE)
+    entries = _entries(grid)
+    num_rows, num_columns = len(grid.row_labels), len(grid.column_labels)
+    across = panels_across(len(grid.panels), num_rows + _ABOVE, num_columns + _BESIDE)
+    width = across * (num_columns + _BESIDE)
+    height = math.ceil(len(grid.panels) / across) * (num_rows + _ABOVE)
+    cells = max(width - _BESIDE, _LEAST_ACROSS)
     if ax is None:
-        beside = 1.1 + _LETTER * max(map(len, legend.values())) if legend else 0.0
-        size = (max(_CELL * width + beside, 4.0), _CELL * height + _TITLE)
+        lines = len(entries) + len(grid.notes) + 1
+        size = (_CELL * (cells + 2 * _BESIDE), _CELL * height + _TITLE + _LINE * lines)
         _, ax = pyplot.subplots(figsize=size, layout="constrained")
+        width_in = _CELL * cells
+    else:
+        width_in = width_in_of(ax)
     for number, panel in enumerate(grid.panels):
         down, right = divmod(number, across)
-        _draw_panel(
-            ax, grid, panel, right * (len(grid.column_labels) + _BESIDE), down * (len(grid.row_labels) + _ABOVE)
-        )
-    if legend:
-        _draw_legend(ax, legend)
+        _draw_panel(ax, grid, panel, right * (num_columns + _BESIDE), down * (num_rows + _ABOVE))
     ax.set_xlim(-1.6, width - 1.6)
     ax.set_ylim(height - 1.2, -1.2)
     ax.set_aspect("equal")
     ax.set_axis_off()
-    lines = [grid.title, grid.groups_text, grid.frame_text, grid.left_out]
-    # Above the middle of the cells: the labels of the rows are all on the left.
-    ax.set_title("\n".join(filter(None, lines)), fontsize="small", x=0.5 + 0.5 / width)
+    # Above and below the middle of the cells: the labels of the rows are all on the left.
+    middle = (width - _BESIDE - 1) / 2
+    title_above(ax, grid.headline, middle, width_in)
+    legend_below(ax, entries, grid.notes, middle, width_in)
     return ax
 
 
@@ -53,26 +58,17 @@ def panels_across(count: int, height: float, width: float) -> int:
     )
 
 
-def _legend(grid: Grid) -> dict[int | None, str]:
-    """Return the lines of the legend by host number, None for the remaining hosts; empty if groups are shown."""
-    if grid.axis is not None or grid.num_hosts < 2:
-        return {}
-    named, more = legend_of_hosts(grid)
-    lettered = has_letters(grid)
-    lines: dict[int | None, str] = {
-        number: f"{mark(number)} {label}" if lettered else label for number, label in named.items()
-    }
-    return {**lines, None: more} if more else lines
-
-
-def _draw_legend(ax: Any, legend: dict[int | None, str]) -> None:
+def _entries(grid: Grid) -> list[Any]:
+    """Return the entries of the legend: the hosts of the mesh, unless groups are shown, and the frame."""
     from matplotlib.patches import Patch
 
-    handles = [
-        Patch(facecolor="none" if number is None else fill(number, None), label=label)
-        for number, label in legend.items()
-    ]
-    ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize="small")
+    entries: list[Any] = []
+    if grid.axis is None and grid.num_hosts > 1:
+        named, more = legend_of_hosts(grid)
+        letters = {number: f"{mark(number)} " if has_letters(grid) else "" for number in named}
+        entries = [Patch(facecolor=fill(n, None), label=f"{letters[n]}{label}") for n, label in named.items()]
+        entries += [Patch(facecolor="none", label=more)] if more else []
+    return [*entries, frame(grid.frame_text)] if grid.frame_text else entries
 
 
 def _draw_panel(ax: Any, grid: Grid, panel: Panel, left: float, top: float) -> None:

@@ -43,7 +43,7 @@ def as_text(grid: Grid) -> str:
     The calling rank is in square brackets, the ranks of its group along the shown axis in round ones. If the mesh spans
     several hosts, letters after each rank name its host.
     """
-    lines = [grid.title]
+    lines = [f"{grid.name}, {grid.place}" if grid.place else grid.name]
     marked = grid.num_hosts > 1
     cells = [[[_cell(cell, marked) for cell in row] for row in panel.rows] for panel in grid.panels]
     width = max(len(text) for panel in cells for row in panel for text in row)
@@ -72,7 +72,8 @@ def _cell(cell: Cell, marked: bool) -> str:
 
 
 def _legend(grid: Grid) -> list[str]:
-    lines = [line for line in (grid.left_out, grid.groups_text) if line]
+    marked = "; this rank's is marked" if grid.frame_text else ""
+    lines = [line for line in (grid.left_out, grid.groups_text and grid.groups_text + marked) if line]
     if grid.num_hosts == 1:
         lines.append(f"all ranks on {grid.hosts[0][0]}")
     elif grid.hosts:
