@@ -85,10 +85,12 @@ def stack_of(frame: FrameType | None) -> Stack:
         if frame.f_code.co_filename in _ASKERS:
             frames.clear()
         frame = frame.f_back
+    if _starts_a_process(frames):
+        frames.pop()
     own = _first(frames, _is_own)
     if own is not None:
         # Drop the frames that started the user's code: the launcher, multiprocessing, or threading.
-        while not _is_own(frames[-1].f_code.co_filename) or _starts_a_process(frames):
+        while not _is_own(frames[-1].f_code.co_filename):
             frames.pop()
     else:
         own = _first(frames, lambda file: not is_ours(file))
@@ -101,8 +103,10 @@ def stack_of(frame: FrameType | None) -> Stack:
 
 def _starts_a_process(frames: list[FrameType]) -> bool:
     """Return whether the outermost frame is the `python -c` of multiprocessing's start method "spawn"."""
-    first, *rest = (frame.f_code.co_filename for frame in frames[-2:][::-1])
-    return first == "<string>" and bool(rest) and rest[0].endswith(_SPAWN)
+    if len(frames) < 2:
+        return False
+    inner, outermost = (frame.f_code.co_filename for frame in frames[-2:])
+    return outermost == "<string>" and inner.endswith(_SPAWN)
 
 
 def _first(frames: list[FrameType], wanted: Callable[[str], bool]) -> int | None:
