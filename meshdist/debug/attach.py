@@ -139,7 +139,7 @@ def hang_of_interrupted(store: Store, address: str, is_in_haste: Callable[[], ob
 
 
 def hang_at_the_end(store: Store, address: str) -> list[str]:
-    """Return who waits for whom in a job that is being interrupted; empty unless a rank waits.
+    """Return who waits for whom in a job that is being interrupted; empty unless a rank has waited.
 
     `store` is that of the ranks, to which the caller is connected: on a busy host a new connection may take longer than
     the user wants to wait.
@@ -154,15 +154,10 @@ def hang_at_the_end(store: Store, address: str) -> list[str]:
 
 
 def long_waits(states: Mapping[int, RankSnapshot], gone: Mapping[int, str], world_size: int) -> list[str]:
-    """Return who waits for whom; why that is not shown if ranks have only begun to wait; empty if none waits."""
+    """Return who waits for whom; empty if no rank has waited for half a second."""
     waits = who_waits(states, gone)
-    waited = {state.rank: waited_s(state) for state in states.values() if waits.graph.out_degree(state.rank)}
-    if not waited:
-        return []
-    longest = max(waited, key=lambda rank: waited[rank])
-    if waited[longest] >= _LONG_S:
-        return hang_report(waits, world_size)
-    return [f"no hang to show: the longest wait, that of rank {longest}, has lasted {waited[longest]:.1f} s"]
+    waiting = [state for state in states.values() if waits.graph.out_degree(state.rank)]
+    return hang_report(waits, world_size) if any(waited_s(state) >= _LONG_S for state in waiting) else []
 
 
 def _no_secret(address: str) -> DistNetworkError:

@@ -29,9 +29,9 @@ def one_absent(num_ranks=3, late=1):
 
 def test_a_wait_that_has_just_begun_is_no_hang_to_show():
     late = seen(1, [], WORLD, in_call=False, size=2)
-    for waited_s, words in ((0.2, "no hang to show: the longest wait, that of rank 0, has lasted 0.2 s"), (0.7, "")):
+    for waited_s, is_hang in ((0.2, False), (0.7, True)):
         lines = long_waits(by_rank(seen(0, [waiting("world", 1, waited_s)], WORLD, size=2), late), {}, 2)
-        assert lines == [words] if words else len(lines) > 1
+        assert bool(lines) == is_hang
     assert long_waits(by_rank(late), {}, 2) == []
 
 

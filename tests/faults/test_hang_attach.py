@@ -62,11 +62,7 @@ def test_ctrl_c_asks_the_ranks_without_another_connection(new_workers, monkeypat
         workers.reported(1)
         monkeypatch.setattr(socket.socket, "connect", refuse)  # on a busy host, the store may take long to accept one
 
-        def report():
-            lines = hang_at_the_end(store, workers.address)
-            return lines if lines and "no hang to show" not in lines[0] else None
-
-        lines = until(report, "rank 0 has waited for long")
+        lines = until(lambda: hang_at_the_end(store, workers.address), "rank 0 has waited for long")
     assert lines[0].startswith("rank 1 has not sent what rank 0 waits for in recv(float64[4] from rank 1, tag=2)"), (
         lines
     )
