@@ -87,12 +87,13 @@ def _nbytes(size: str) -> int:
     return int(number) * {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}[unit]
 
 
-def draw(path: Path, points: Sequence[Point]) -> None:
+def draw(path: Path, points: Sequence[Point], processor: str = "") -> None:
     """Draw ratios by size, a line for each number of ranks; above 1, meshdist is faster.
 
     Args:
         path: Where the picture goes; .svg, .png or .pdf.
         points: The ratios; at least one.
+        processor: On which they were measured, for the title.
     """
     from matplotlib.figure import Figure
 
@@ -110,7 +111,8 @@ def draw(path: Path, points: Sequence[Point]) -> None:
         axes.set_title(name, fontsize=_TITLE_PT)
     for axes in panels[len(names) :]:
         axes.set_axis_off()
-    figure.suptitle("Time of the fastest other library / time of meshdist", fontsize=_TITLE_PT)
+    where = f", on {processor}" if processor else ""
+    figure.suptitle(f"Time of the fastest other library / time of meshdist{where}", fontsize=_TITLE_PT)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=_LABEL_PT, frameon=False, loc="outside lower center", ncols=len(labels))
     figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
