@@ -127,7 +127,7 @@ def rank_list(what: str, ranks: Iterable[int], size: int) -> list[int]:
             allowed = f" must be 0 to {size - 1}, got" if size > 1 else ": there is only rank 0; got"
             raise ValueError(f"{what}{allowed} {rank}")
     if not listed or len(set(listed)) != len(listed):
-        raise ValueError(f"{what} must be distinct, at least one, got {listed}")
+        raise ValueError(f"{what} must be a non-empty list without duplicates, got {listed}")
     return listed
 
 

@@ -203,7 +203,7 @@ class World:
 
     def check_holds(self, group: ProcessGroup) -> None:
         if not self.holds(group):
-            raise ValueError(f"{group!r} is not a group of this world, or was destroyed already")
+            raise ValueError(f"{group!r} is not a group of this world, or has already been destroyed")
 
     def end_block(self, group: ProcessGroup, error: BaseException | None) -> None:
         """Destroy `group` at the end of its `with` block, which ended with `error`, unless it was destroyed inside."""

@@ -165,6 +165,7 @@ class DeviceMesh(MeshExchanges):
         return made
 
     @staticmethod
+    @explaining
     def concatenate(meshes: Sequence[DeviceMesh], axis: int | str | None = None) -> DeviceMesh:
         """Join the axes of several meshes, or append meshes along one axis.
 
@@ -193,6 +194,7 @@ class DeviceMesh(MeshExchanges):
 
     # ---- Blocks of arrays
 
+    @explaining
     def shard(self, x: Any, dims: Mapping[int | str, int]) -> Any:
         """Return this rank's block of `x`; nothing is sent.
 
@@ -221,6 +223,7 @@ class DeviceMesh(MeshExchanges):
         """
         return shard(self, x, dims)
 
+    @explaining
     def unshard(self, block: Any, dims: Mapping[int | str, int]) -> Any:
         """Return the whole array of the ranks' blocks, a new array on all of them; all ranks of the mesh call it.
 
@@ -268,7 +271,7 @@ class DeviceMesh(MeshExchanges):
              dp=0   0    1    2    3
              dp=1  (4)  (5)  [6]  (7)
             <BLANKLINE>
-            2 groups along tp; this rank's is marked
+            2 groups along tp; this rank's group is highlighted
             all ranks on ...
         """
         from meshdist.mesh.show import show

@@ -14,6 +14,7 @@ from meshdist.arrays.host import as_array, check_dtype
 from meshdist.arrays.reduce_op import ReduceOp, check_op_dtype
 from meshdist.debug.debug_level import DebugLevel, get_debug_level
 from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.system.name_hints import explaining
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 from meshdist.tensor.dispatch import implements, refuse_deferring
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
@@ -94,6 +95,7 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
     return rows
 
 
+@explaining
 def distribute_tensor(
     array: Any, mesh: DeviceMesh, placements: Placements | None = None, src_data_rank: int | None = 0
 ) -> DTensor:

@@ -9,6 +9,7 @@ import numpy as np
 
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.runtime.plan_cache import remember
+from meshdist.system.name_hints import explaining
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.array_methods import ArrayMethods
 from meshdist.tensor.array_operators import ArrayOperators
@@ -68,6 +69,7 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
     # ---- Making
 
     @staticmethod
+    @explaining
     def from_local(
         local: Any,
         mesh: DeviceMesh,
@@ -93,6 +95,7 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
         return made
 
     @staticmethod
+    @explaining
     def from_callback(
         shape: Sequence[int],
         dtype: Any,
@@ -187,6 +190,7 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
         """Return this rank's block, without a copy; of a pending reduction, this rank's part."""
         return self._local
 
+    @explaining
     def full(self, root: int | None = None) -> Any:
         """Return the whole array, a new one.
 
@@ -214,6 +218,7 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
         rank = f"rank {self._mesh.get_rank()} holds [{held}]"
         return f"DTensor({self.shape} {self.dtype} as {described}, {rank})"
 
+    @explaining
     def show(self, form: str | None = None, ax: Any = None) -> Any:
         """Draw which rank holds which part of the array: its blocks, each with the ranks that hold it.
 
@@ -250,6 +255,7 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
 
     # ---- Moving
 
+    @explaining
     def redistribute(self, placements: Placements | None = None) -> DTensor:
         """Return the array with other placements; itself if they are the same.
 
@@ -277,6 +283,7 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
             return self
         return wrap(move(self._local, self._layout, target, self._mesh), target, self._mesh)
 
+    @explaining
     def redistribution(self, placements: Placements | None = None) -> str:
         """Return what `redistribute(placements)` would do, a line for each step, without sending anything.
 

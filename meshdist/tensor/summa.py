@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.system.plurals import counted
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
@@ -60,8 +59,7 @@ def summa(a: DTensor, b: DTensor, panel: int | None = None) -> DTensor:
             )
     if a.shape[1] != b.shape[0]:
         raise ValueError(
-            f"summa: shapes {a.shape} and {b.shape} do not fit: {counted(a.shape[1], 'column')},"
-            f" {counted(b.shape[0], 'row')}"
+            f"summa: shapes {a.shape} and {b.shape} not aligned: {a.shape[1]} (dim 1) != {b.shape[0]} (dim 0)"
         )
     if panel is not None and panel < 1:
         raise ValueError(f"summa: panel must be positive, got {panel}")

@@ -207,7 +207,7 @@ def _name(layout: Layout, axis: int) -> str:
 def _groups_text(layout: Layout, axis: int, marked: bool) -> str:
     count = layout.size // layout.shape[axis]
     text = f"{count} {'group' if count == 1 else 'groups'} along {_name(layout, axis)}"
-    return f"{text}; this rank's is marked" if marked else text
+    return f"{text}; this rank's group is highlighted" if marked else text
 
 
 def _label(layout: Layout, axis: int, index: int) -> str:
