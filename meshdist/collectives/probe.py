@@ -62,7 +62,7 @@ def probe(
         group_src: The sender's rank in the group, instead of `src`; -1 is any.
 
     Returns:
-        A MessageInfo: `source`, `tag` and `nbytes`. In a dry run, every message is there and has 0 bytes.
+        A MessageInfo: `source`, `tag` and `nbytes`. In a dry run, every message has arrived and has 0 bytes.
 
     Raises:
         TypeError: A rank or the tag is not an integer.
@@ -94,7 +94,7 @@ def probe(
 def iprobe(
     src: int | None = None, group: GroupLike = None, tag: int | None = 0, group_src: int | None = None
 ) -> MessageInfo | None:
-    """Return the sender, tag and size of a message that has arrived, without receiving it; None if there is none yet.
+    """Return the sender, tag and size of a message that has arrived, without receiving it; None if none has arrived.
 
     Args:
         src: As in `probe`.

@@ -102,14 +102,14 @@ def distribute_tensor(
     """Return `array` as a DTensor.
 
     Args:
-        array: The whole array, a NumPy or CuPy array or what converts to one. With a `src_data_rank`, the other ranks
-            may pass None, or an array of the same shape and dtype, whose values are ignored.
+        array: The whole array: a NumPy or CuPy array, or an object that converts to one. With a `src_data_rank`, the
+            other ranks may pass None, or an array of the same shape and dtype, whose values are ignored.
         mesh: The mesh; all its ranks call this.
         placements: A Shard, Replicate or Partial for each axis: a list in mesh order, or a dict by axis, in which an
-            axis left out replicates. None: every axis replicates. Of a Partial sum the first rank along the axis
-            holds the array and the others zeros.
-        src_data_rank: The rank of the mesh, in row-major order, whose array it is: it sends each rank its block. None:
-            every rank has the array already and takes its own block; nothing is sent.
+            axis left out replicates. None: every axis replicates. For a Partial sum, the first rank along the axis
+            holds the array and the others hold zeros.
+        src_data_rank: The rank of the mesh, in row-major order, that has the array and sends each rank its block. None:
+            every rank has the whole array and takes its own block; nothing is sent.
 
     Raises:
         PlacementError: Placements that do not fit the array.

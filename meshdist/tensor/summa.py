@@ -20,13 +20,14 @@ from meshdist.tensor.placements import PlacementError, Shard, placements_text
 def summa(a: DTensor, b: DTensor, panel: int | None = None) -> DTensor:
     """Return `a @ b` of two matrices whose rows the first axis of a 2-d mesh shards, and whose columns the second.
 
-    Panel by panel, the ranks that hold columns of `a` broadcast them along the second axis, those that hold the rows of
-    `b` along the first, and every rank adds the product to its block. It needs memory for one panel of each at a time.
+    For each panel, the ranks that hold columns of `a` broadcast them along the second axis, the ranks that hold rows of
+    `b` broadcast them along the first, and every rank adds the product to its block. It needs memory for one panel of
+    each matrix.
 
     Args:
         a: Shape `(m, k)`, placed as `[Shard(0), Shard(1)]` in blocks of any sizes.
         b: Shape `(k, n)`, placed the same way.
-        panel: The most columns of `a` in one panel. None: as many as one rank of both has.
+        panel: The largest number of columns of `a` in one panel. None: as many as one rank of both matrices has.
 
     Returns:
         Shape `(m, n)`: its rows are sharded as those of `a`, its columns as those of `b`.
