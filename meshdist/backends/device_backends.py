@@ -108,7 +108,7 @@ def _pairs(text: str) -> dict[str, str]:
                 f"backend {text!r}: unknown device type {device!r}; choose from {', '.join(DEVICE_TYPES)}; {_FORM}"
             )
         if device in pairs:
-            raise ValueError(f"backend {text!r}: device type {device!r} comes twice; {_FORM}")
+            raise ValueError(f"backend {text!r}: device type {device!r} is given twice; {_FORM}")
         if device not in _carried_by(_plain(backend)):
             able = ", ".join(other for other in known_names() if device in _carried_by(other))
             raise ValueError(

@@ -354,7 +354,7 @@ class World:
 
     def _make_group(self, ranks: tuple[int, ...], backend: str, timeout_s: float, name: str, desc: str) -> ProcessGroup:
         if self._end is not None:
-            raise ValueError(f"group {name!r} cannot be made: its world {self._end}; create groups and meshes again")
+            raise ValueError(f"group {name!r} cannot be created: its world {self._end}; create groups and meshes again")
         group = ProcessGroup(self, ranks, name, desc or name, backend, timeout_s)
         self._groups.append(group)
         self.hook_registry.add_group(group)

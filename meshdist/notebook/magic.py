@@ -199,7 +199,7 @@ def _syntax_error(error: SyntaxError, cell: str) -> str:
     if line.startswith(("%", "!")):
         return (
             f"%%mesh: line {error.lineno} is {line!r}: magics need IPython, and workers run plain Python; "
-            "give it a cell of its own"
+            "put it in a separate cell"
         )
     return "".join(traceback.format_exception_only(error)).rstrip()
 

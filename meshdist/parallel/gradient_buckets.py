@@ -157,7 +157,7 @@ def gradient_like(view: Any, name: str, gradient: Any) -> Any:
     """Return the gradient of a parameter as an array.
 
     Raises:
-        TypeError: No array.
+        TypeError: Not an array.
         ValueError: It has another shape, dtype or device than `view`.
     """
     try:

@@ -74,7 +74,7 @@ def _compared(layout: ArrayLayout, mesh: DeviceMesh) -> ArrayLayout:
     for rank, described in enumerate(reported):
         if described != reported[0]:
             raise PlacementError(
-                f"placements: rank {rank} of the mesh makes an array of {described}, and rank 0 of {reported[0]}; all"
+                f"placements: rank {rank} of the mesh creates an array of {described}, and rank 0 of {reported[0]}; all"
                 " ranks must create the same"
             )
     return layout

@@ -69,7 +69,7 @@ def halo(x: DTensor, width: int | Sequence[int], periodic: bool | Sequence[bool]
 
 def _check_placed(name: str, x: Any) -> None:
     if not isinstance(x, DTensor):
-        raise TypeError(f"{name}: x must be a DTensor, got {type(x).__name__}; distribute_tensor makes one of an array")
+        raise TypeError(f"{name}: x must be a DTensor, got {type(x).__name__}; distribute_tensor converts an array")
 
 
 def map_overlap(
