@@ -18,8 +18,8 @@ from sidebyside.options import new_file
 _PAGE = """\
 # Results
 
-Measured with the commands that stand in each section. The speed of a shared machine drifts: compare within a section,
-not between sections, and rather the ratios than the times.
+Each section names its command. The speed of a shared machine drifts: compare within a section, not between sections,
+and prefer the ratios to the times.
 """
 
 
