@@ -28,9 +28,10 @@ METHOD = """\
 Time of one call on the slowest rank: the median of {rounds} rounds and, in brackets, the shortest. In each round the \
 libraries take turns, for about {seconds:g} s each. A ratio is the median of the rounds' ratios: above 1, meshdist is \
 faster. {dtype} elements, in-place SUM; a size is that of the longer array of the call; send_recv is there and back, \
-exchange both ways at once, by isend and irecv; all_reduce_outstanding is {outstanding} async calls and the wait for \
-all, all_reduce_coalesced one call of {coalesced} arrays, and the size that of all of them; neither counts in the \
-means. Shared arrays are those of meshdist.empty. All with OMP_NUM_THREADS=1, without binding to cores."""
+exchange sends in both directions at the same time, with isend and irecv; all_reduce_outstanding is \
+{outstanding} async calls and the wait for all, all_reduce_coalesced one call of {coalesced} arrays, and the size that \
+of all of them; neither counts in the means. Shared arrays are those of meshdist.empty. All with OMP_NUM_THREADS=1, \
+without binding to cores."""
 
 
 def parse() -> argparse.Namespace:

@@ -26,6 +26,7 @@ from faults_compared.story import tell
 from sidebyside.libraries import Library, installed
 from sidebyside.machine import describe
 from sidebyside.options import names_from
+from sidebyside.report import on_machine
 
 TITLES = {"torch": "torch.distributed (gloo)", "openmpi": "Open MPI", "meshdist": "meshdist"}
 MARKS = re.compile(r"(<!-- faults: begin -->\n).*?(<!-- faults: end -->)", re.DOTALL)
@@ -52,8 +53,8 @@ def try_out(name: str, fault: Fault) -> tuple[str, list[dict[str, Any]]]:
 
 def tables(cells: dict[str, dict[str, str]], names: list[str], versions: dict[Library, str]) -> str:
     """Return the sections of the page."""
-    said = ", ".join(f"{key} {value}" for key, value in describe(versions).items())
-    parts = [f"Seen by `python {' '.join(['benchmarks/compare_faults.py', *sys.argv[1:]])}` on {said}."]
+    command = " ".join(["benchmarks/compare_faults.py", *sys.argv[1:]])
+    parts = [f"Measured with `python {command}` {on_machine(describe(versions))}."]
     for title, faults in SECTIONS.items():
         rows = [
             "| " + " | ".join([fault.title, *(cells[fault.name][name] for name in names)]) + " |"

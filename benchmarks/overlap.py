@@ -80,7 +80,7 @@ def hidden(times: Times) -> float:
 def row(kind: str, rounds: list[Times]) -> list[str]:
     """Return the cells of one kind."""
     medians = [report.duration(median(values)) for values in zip(*rounds, strict=True)]
-    return [kind, *medians, f"{100 * median(map(hidden, rounds)):.0f} %"]
+    return [kind, *medians, f"{100 * median(map(hidden, rounds)):.0f}%"]
 
 
 def main() -> int:

@@ -1,12 +1,22 @@
-"""Shows the stored notebooks as pages of the site: each page in docs/notebooks/ is completed by its notebook."""
+"""Shows the stored notebooks as pages of the site: each page in docs/notebooks/ is completed by its notebook.
+
+In the repository, the other pages link to the notebooks themselves, which GitHub shows with their outputs; on the site,
+they link to these pages.
+"""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 FOLDER = "notebooks/"
+# The first words of a page; they are for readers outside of the site.
+_ON_GITHUB = re.compile(r"GitHub shows this notebook with its outputs: (\[.*?\]\(.*?\))")
+_ON_THE_SITE = r"This page shows the notebook \1 with its outputs"
+# A link from a page in docs/, or in a folder of it, to a notebook.
+_LINK = re.compile(r"\]\(\.\./((?:\.\./)?)notebooks/(\w+)\.ipynb\)")
 
 
 def page_of(notebook: dict[str, Any]) -> str:
@@ -43,8 +53,10 @@ def _block(language: str, text: str) -> str:
 
 
 def complete(app: Any, name: str, content: list[str]) -> None:
-    """Put the notebook of a page behind what the page says: the event "source-read" of Sphinx."""
+    """Add the notebook to its page, and link other pages to that: the event "source-read" of Sphinx."""
     if name.startswith(FOLDER):
         path = ROOT / f"{name}.ipynb"
         app.env.note_dependency(path)
-        content[0] = f"{content[0]}\n{page_of(json.loads(path.read_text()))}"
+        content[0] = f"{_ON_GITHUB.sub(_ON_THE_SITE, content[0])}\n{page_of(json.loads(path.read_text()))}"
+    else:
+        content[0] = _LINK.sub(r"](\1notebooks/\2.md)", content[0])

@@ -177,10 +177,16 @@ _KEYWORDS = {
     "dim_names": ("mesh_dim_names",),
     "direction": ("by",),
     "disp": ("by",),
+    "device_mesh": ("mesh",),
     "displacement": ("by",),
+    "dst": ("root",),
     "function": ("fn",),
+    "global_shape": ("shape",),
     "group_dest": ("group_dst",),
     "group_source": ("group_src",),
+    **dict.fromkeys(("ghost", "ghosts", "halo", "halos"), ("width",)),
+    "local_tensor": ("local",),
+    "mode": ("form",),
     "n": ("nprocs", "world_size"),
     "names": ("mesh_dim_names",),
     "np": ("nprocs", "world_size"),
@@ -194,6 +200,7 @@ _KEYWORDS = {
     "size": ("world_size",),
     "steps": ("by",),
     "source": ("src",),
+    "src": ("root",),
 }
 _AXES = ("axis", "axis_name", "dim", "mesh_dim")
 
@@ -216,8 +223,8 @@ def _instead_of_keyword(function: str, name: str, known: list[str]) -> str:
     meant = next((other for other in _KEYWORDS.get(name, ()) if other in known), None)
     if meant is None and name in _AXES and "group" in known:
         return f'; along an axis of a mesh: mesh["dp"].{function}(...), or group=mesh["dp"]'
-    if meant is None and name in _AXES and "axis" in known:
-        meant = "axis"
+    if meant is None and name in _AXES:
+        meant = next((other for other in ("axis", "mesh_dim") if other in known), None)
     if meant is None:
         meant = next(iter(get_close_matches(name, known, n=1, cutoff=_CLOSE)), None)
     return "" if meant is None else f"; did you mean {meant}=?"
@@ -274,8 +281,8 @@ REASONS = {
     "ProcessGroup.shutdown": "use `destroy_process_group(group)`",
     "ProcessGroup.bound_device_id": "groups are not bound to a device",
     "ProcessGroup.use_pg_for_symm_mem_rendezvous": "symmetric memory is a feature of GPUs",
-    "ProcessGroup.boxed": "part of TorchScript",
-    "ProcessGroup.unbox": "part of TorchScript",
+    "ProcessGroup.boxed": "it is part of TorchScript",
+    "ProcessGroup.unbox": "it is part of TorchScript",
     "ProcessGroup.BackendType": "backends are identified by name; use `get_backend(group)`",
     "ProcessGroup.CUSTOM": "use the names in `Backend`",
     "ProcessGroup.GLOO": "use the names in `Backend`",
@@ -287,8 +294,8 @@ REASONS = {
     "Work.synchronize": "use `wait()`",
     "Work.block_current_stream": "there are no streams on the CPU",
     "Work.get_future_result": "use `get_future()`; its `wait` raises the exception of the call",
-    "Work.boxed": "part of TorchScript",
-    "Work.unbox": "part of TorchScript",
+    "Work.boxed": "it is part of TorchScript",
+    "Work.unbox": "it is part of TorchScript",
     "AllToAllOptions": "`ProcessGroup` methods take plain arguments",
     "AllreduceCoalescedOptions": "`ProcessGroup` methods take plain arguments",
     "AllreduceOptions": "`ProcessGroup` methods take plain arguments",
@@ -299,29 +306,30 @@ REASONS = {
     "ReduceScatterOptions": "`ProcessGroup` methods take plain arguments",
     "ScatterOptions": "`ProcessGroup` methods take plain arguments",
     "log": 'use `logging.getLogger("meshdist")`',
-    "record_comm": "part of torch's profiler; use `meshdist.profile()`",
-    "Logger": "part of DistributedDataParallel; use `GradientReducer.statistics` of `meshdist.parallel`",
-    "Reducer": "part of DistributedDataParallel; for arrays, use `meshdist.parallel.GradientReducer`",
-    "GradBucket": "part of DistributedDataParallel; `GradientReducer` has `meshdist.parallel.GradBucket`",
-    "BuiltinCommHookType": "part of DistributedDataParallel; use `meshdist.parallel.communication_hooks`",
+    "record_comm": "it is part of torch's profiler; use `meshdist.profile()`",
+    "Logger": "it is part of DistributedDataParallel; use `GradientReducer.statistics` of `meshdist.parallel`",
+    "Reducer": "it is part of DistributedDataParallel; for arrays, use `meshdist.parallel.GradientReducer`",
+    "GradBucket": "it is part of DistributedDataParallel; `GradientReducer` has `meshdist.parallel.GradBucket`",
+    "BuiltinCommHookType": "it is part of DistributedDataParallel; use `meshdist.parallel.communication_hooks`",
     "nn": "`meshdist.functional` has the collectives; the modules need torch",
     "launcher": "use `spawn`",
     "elastic": "`meshrun` restarts jobs, also on other hosts (`--max-restarts`, `--nnodes 2:4`, as in torchrun); it "
     "writes error files (`--error-dir`) without a decorator",
-    "argparse_util": "part of torch's launcher",
+    "argparse_util": "it is part of torch's launcher",
     "c10d_logger": 'use `logging.getLogger("meshdist")`',
     "collective_utils": "use `all_gather_object` and `broadcast_object_list`",
     "config": "meshdist has no such settings",
     "constants": "the default timeout is `default_pg_timeout`, 30 minutes",
     "distributed_c10d": "import its names from `meshdist`",
     "logging_handlers": "add a handler to the logger `meshdist`",
-    "remote_device": "part of torch.rpc",
-    "utils": "helpers for torch modules",
+    "remote_device": "it is part of torch.rpc",
+    "utils": "it has helpers for torch modules, which meshdist does not support",
     "rpc": "meshdist has no remote procedure calls; use `multiprocessing.managers` or an RPC library",
     "optim": "the optimizers need torch; `meshdist.parallel.ShardedOptimizer` shards any update function",
     "algorithms": "`meshdist.parallel` has communication hooks, `uneven_inputs` instead of `Join`, and model averaging",
-    "fsdp": "wraps torch modules",
+    "fsdp": "it wraps torch modules, which meshdist does not support",
     "pipelining": "`meshdist.parallel` has the same schedules, with functions instead of modules as stages",
     "deprecated": "import its names from `meshdist`",
-    "pipeline": "wraps torch modules; it is built on `isend` and `irecv`",
+    "pipeline": "it wraps torch modules, which meshdist does not support; for functions as stages, use "
+    "`meshdist.parallel`",
 }

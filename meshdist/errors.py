@@ -89,7 +89,7 @@ class DistBackendError(DistError):
 
 
 class DistNetworkError(DistError):
-    """Report a connection that could not be made, was refused, or broke."""
+    """Report a connection that could not be established, was refused, or broke."""
 
 
 class PeerConnectionError(DistBackendError, DistNetworkError):
@@ -97,7 +97,7 @@ class PeerConnectionError(DistBackendError, DistNetworkError):
 
 
 class DistStoreError(DistError):
-    """Report a store operation that failed, such as a key that never came."""
+    """Report a store operation that failed, such as a wait for a key that was never set."""
 
 
 class DistTimeoutError(DistError):

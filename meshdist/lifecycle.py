@@ -51,17 +51,17 @@ def init_process_group(
     pg_options: Any = None,
     device_id: Any = None,
 ) -> None:
-    """Join the world: wait for all other ranks, and make the default group.
+    """Join the world: wait for all other ranks, and create the default group.
 
     Args:
         backend: "gloo" (shared memory, TCP between hosts), "mpi", "nccl" or another registered name, in any case; or
             pairs of device type and name, as in "cpu:gloo,cuda:nccl". None means "gloo" and, for arrays on a GPU,
             "nccl" if it is available.
-        init_method: Where the ranks meet: `env://` (the default: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE from the
-            environment, as `meshrun` sets them; with none of these and no launcher, this process is a world of one
-            rank), `tcp://host:port` or `file:///path`. With a file or a multicast
-            address, the ranks can be numbered automatically. `mpi://`, the default for backend "mpi": the ranks are
-            those of the MPI job that `mpirun` started.
+        init_method: How the ranks find each other: `env://` (the default: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE
+            from the environment, as `meshrun` sets them; with none of these and no launcher, this process is a world of
+            one rank), `tcp://host:port` or `file:///path`. With a file or a multicast address, the ranks can be
+            numbered automatically. `mpi://`, the default for backend "mpi": the ranks are those of the MPI job that
+            `mpirun` started.
         timeout: How long to wait for the other ranks, and how long any call of this world may wait: seconds or a
             timedelta. 30 minutes if None.
         world_size: Number of ranks, if neither the environment nor the URL has it.
@@ -76,7 +76,8 @@ def init_process_group(
     Raises:
         ValueError: Called twice; the backend is unknown, is not for ranks that are processes, or differs between the
             ranks; the rank or world size is missing or invalid; another process has this rank.
-        DistBackendError: A registered backend could not be made on another rank; there, its own error.
+        DistBackendError: A registered backend could not be created on another rank; that rank raises the original
+            error.
         DistNetworkError: The store cannot be reached.
         DistTimeoutError: Some ranks did not arrive; names them.
         DistError: Ranks cannot be processes on this system.
@@ -278,7 +279,7 @@ def destroy_process_group(group: CollectiveMethods | None = None) -> None:
             `init_process_group` may be called again.
 
     Raises:
-        ValueError: There is no world, or the group is closed already.
+        ValueError: There is no world, or the group has already been destroyed.
     """
     if isinstance(group, NonMember):
         return

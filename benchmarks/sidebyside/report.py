@@ -18,8 +18,8 @@ from sidebyside.options import new_file
 _PAGE = """\
 # Results
 
-Measured with the commands that stand in each section. The speed of a shared machine drifts: compare within a section,
-not between sections, and rather the ratios than the times.
+Each section names its command. The speed of a shared machine drifts: compare within a section, not between sections,
+and prefer the ratios to the times.
 """
 
 
@@ -79,15 +79,25 @@ def publish(
     title = f"{title}, on {_short(machine['CPU'])}"
     threads = os.environ.get("OMP_NUM_THREADS")
     variables = [f"OMP_NUM_THREADS={threads}"] if threads and launcher[0] == "meshrun" else []
-    made = f"{date.today()}, `{shlex.join([*variables, *launcher, *sys.argv])}`"
-    listed = ", ".join(f"{name} {value}" for name, value in machine.items())
-    section = f"## {title}\n\n{made}\\\n{listed}\n\n{body}\n"
+    command = shlex.join([*variables, *launcher, *sys.argv])
+    section = f"## {title}\n\nMeasured on {date.today()} with `{command}` {on_machine(machine)}.\n\n{body}\n"
     print(section)
     if args.json:
         args.json.write_text(json.dumps({"title": title, "machine": machine, "results": results}, indent=1) + "\n")
     if args.markdown:
         page = args.markdown.read_text() if args.markdown.exists() else _PAGE
         args.markdown.write_text(with_section(page, title, section))
+
+
+def on_machine(machine: dict[str, str]) -> str:
+    """Return the end of a sentence that names the machine and the versions.
+
+    Example:
+        >>> on_machine({"CPU": "Intel(R) Xeon(R) Processor", "cores": "2", "kernel": "Linux 6.18"})
+        'on 2 cores of an Intel Xeon, kernel Linux 6.18'
+    """
+    versions = [f"{name} {value}" for name, value in machine.items() if name not in ("CPU", "cores")]
+    return ", ".join([f"on {machine['cores']} cores of an {_short(machine['CPU'])}", *versions])
 
 
 def _short(processor: str) -> str:

@@ -3,7 +3,7 @@
     sbatch examples/cluster/slurm_requeue.sbatch examples/cluster/requeued_training.py --checkpoint runs
     meshrun -n 4 examples/cluster/requeued_training.py --checkpoint runs
 
-Batches follow from the number of the step, so the losses are those of a training that nobody has interrupted.
+Batches follow from the number of the step, so the losses are the same as in an uninterrupted run.
 """
 
 import argparse

@@ -54,7 +54,7 @@ def as_array(value: Any, name: str, hint: Callable[[Any, str], str] | None = Non
         if masked_class is not None and isinstance(value, masked_class):
             raise TypeError(
                 f"{name} is a masked array, and its mask is not sent; pass {name}.data, with"
-                f" np.ma.getmaskarray({name}) in a call of its own, or {name}.filled(...)"
+                f" np.ma.getmaskarray({name}) in a separate call, or {name}.filled(...)"
             )
         return np.asarray(value)  # a subclass may define indexing differently, as np.matrix does
     if isinstance(value, np.generic):

@@ -59,7 +59,7 @@ def shared_array(value: Any, name: str, hint: Callable[[Any, str], str] | None =
     else:
         return _tried(np.asarray, view, name, "the buffer protocol")
     if hasattr(value, "__array__"):
-        copied: Array = _tried(np.asarray, value, name, "__array__").view()
+        copied: Array = _tried(np.asarray, value, name, "__array__", _advice_for_blocks(value)).view()
         copied.flags.writeable = False
         return copied
     raise TypeError(f"{name} must be an array, got {type(value).__name__}{(hint or hint_of_input)(value, name)}")
@@ -132,10 +132,19 @@ def _from_dlpack(value: Any) -> Array:
         return np.from_dlpack(value)
 
 
-def _tried(share: Any, value: Any, name: str, way: str) -> Array:
+def _advice_for_blocks(value: Any) -> str:
+    """Return what to pass instead of a DTensor, which is known by its method: this module is below its layer."""
+    if not hasattr(value, "to_local"):
+        return ""
+    return "pass x.to_local(), this rank's block, or x.full(), the whole array; {name} must be an array, got {kind}"
+
+
+def _tried(share: Any, value: Any, name: str, way: str, advice: str = "") -> Array:
     try:
         array: Array = share(value)
     except _FAILURES as error:
+        if advice:
+            raise TypeError(advice.format(name=name, kind=type(value).__name__)) from None
         raise TypeError(f"{name}: {type(value).__name__} does not share its memory through {way}: {error}") from error
     return array
 

@@ -25,7 +25,7 @@ __all__ = [
 
 
 class PremulSum:
-    """A SUM with the factor of this rank; `premul_sum` makes it.
+    """A SUM with a factor of this rank, created by `premul_sum`.
 
     Attributes:
         factor: What this rank's arrays are multiplied by.
@@ -72,7 +72,7 @@ class PremulSum:
 
 
 def premul_sum(factor: Any) -> PremulSum:
-    """Return the reduction PREMUL_SUM: the sum of what each rank multiplies by its own factor.
+    """Return the reduction PREMUL_SUM: each rank's array is multiplied by its own factor, and then summed.
 
     Args:
         factor: A number, or an array that broadcasts to the arrays of the call. It is converted to their dtype.
@@ -110,11 +110,11 @@ class ReduceOp(Enum, metaclass=_NamingMembers):
 
     Every function that takes a ReduceOp takes its name in lower case as well: `op="max"`.
 
-    SUM, PRODUCT, MIN and MAX mean what NumPy's `add`, `multiply`, `minimum` and `maximum` mean: integers wrap
-    on overflow, a NaN in MIN or MAX propagates, `bool` adds as "or" and multiplies as "and". BAND, BOR and BXOR are
-    for integers and bool. AVG is SUM divided by the group's size, for floating and complex dtypes.
-    `ReduceOp.PREMUL_SUM(factor)`, or `premul_sum(factor)`, is the SUM of arrays that each rank multiplies by its own
-    factor first. It is not a member of the enum, since it needs a factor; a rank that passes SUM has factor 1.
+    SUM, PRODUCT, MIN and MAX are NumPy's `add`, `multiply`, `minimum` and `maximum`: integers wrap on overflow, a NaN
+    in MIN or MAX propagates, and for `bool`, SUM is "or" and PRODUCT is "and". BAND, BOR and BXOR are for integers and
+    bool. AVG is SUM divided by the group's size, for floating and complex dtypes. `ReduceOp.PREMUL_SUM(factor)`, or
+    `premul_sum(factor)`, is the SUM of arrays that each rank multiplies by its own factor first. It is not a member of
+    the enum, since it needs a factor; a rank that passes SUM has factor 1.
 
     Example:
         >>> ReduceOp.SUM

@@ -129,9 +129,9 @@ def to_local(x: Any, *, grad: str = "identity") -> Any:
 
     Args:
         x: The DTensor. Its gradient is sharded as it is.
-        grad: Along axes that replicate: "identity", where all ranks use the block alike, and their gradients are equal;
-            "reduce", where each uses it for its own part, and the gradients are added. Of a pending sum, it is the
-            gradient of the sum, which is equal on all ranks.
+        grad: Along axes that replicate: "identity" if all ranks use the block in the same way, so that their gradients
+            are equal; "reduce" if each uses it for its own part, so that the gradients are added. Of a pending sum, it
+            is the gradient of the sum, which is equal on all ranks.
 
     Raises:
         ValueError: Another `grad`.
@@ -155,8 +155,8 @@ def full(x: Any, *, grad: str = "identity") -> Any:
 
     Args:
         x: The DTensor.
-        grad: "identity", where all ranks use the whole array alike, and their gradients are equal; "reduce", where each
-            uses it for its own part, and the gradients are added.
+        grad: "identity" if all ranks use the whole array in the same way, so that their gradients are equal; "reduce"
+            if each uses it for its own part, so that the gradients are added.
 
     Raises:
         ValueError: Another `grad`.

@@ -91,7 +91,7 @@ def with_vjp(collective: Function) -> Function:
 
 
 def vjp(collective: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return a collective and its backward pass, for programs that do without autograd.
+    """Return a collective and its backward pass, for programs that do not use autograd.
 
     Args:
         collective: One of `all_reduce`, `reduce_scatter`, `all_gather`, `all_to_all`, `broadcast`, `send`, `permute`

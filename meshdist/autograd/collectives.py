@@ -83,7 +83,7 @@ def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, *, grad: 
             Replicate); an all_reduce.
 
     Raises:
-        TypeError: No array or number, or an op without a gradient.
+        TypeError: Not an array or a number, or an op without a gradient.
         ValueError: Another `grad`.
 
     Example:
@@ -119,7 +119,7 @@ def copy(x: Any, group: GroupLike = None) -> Any:
         group: As in `all_reduce`.
 
     Raises:
-        TypeError: No array or number.
+        TypeError: Not an array or a number.
 
     Example:
         >>> import numpy as np, meshdist
@@ -184,7 +184,7 @@ def all_gather(
             on all ranks (Varying to Invariant); sends nothing.
 
     Raises:
-        TypeError: No array or number.
+        TypeError: Not an array or a number.
         ValueError: `x` has no such dimension, both `axis` and `dim` are given, or another `grad`.
 
     Example:
@@ -256,9 +256,9 @@ def reduce_scatter(
         dim: The same, by torch's name.
 
     Raises:
-        TypeError: No array, or an op without a gradient.
-        ValueError: That dimension is missing or no multiple of the group's size, both `axis` and `dim` are given, or a
-            list of another length or of arrays of several shapes.
+        TypeError: Not an array, or an op without a gradient.
+        ValueError: That dimension is missing or not a multiple of the group's size, both `axis` and `dim` are given, or
+            a list of another length or of arrays of several shapes.
 
     Example:
         >>> import numpy as np, meshdist
@@ -315,7 +315,7 @@ def all_to_all(
 ) -> Any:
     """Send a block of `x` to each rank, and return the blocks that the ranks send to this one.
 
-    The gradients of the blocks go the way back (Varying to Varying), by an all_to_all.
+    The gradients of the blocks are sent back (Varying to Varying), by an all_to_all.
 
     Args:
         x: An array that is split, and whose blocks are concatenated, along `axis`; or a list of an array for each rank,
@@ -327,7 +327,7 @@ def all_to_all(
         dim: The same, by torch's name.
 
     Raises:
-        TypeError: No array.
+        TypeError: Not an array.
         ValueError: That dimension is missing, both `axis` and `dim` are given, or the blocks do not fit; a list of
             another length than the group's size.
 
@@ -397,7 +397,7 @@ def broadcast(
             "identity": its own gradient of the result, which is the same on all ranks (to Invariant); sends nothing.
 
     Raises:
-        TypeError: No array or number.
+        TypeError: Not an array or a number.
         ValueError: No or two senders, one that is not a member, or another `grad`.
 
     Example:

@@ -55,15 +55,16 @@ def grad(fun: Callable[..., Any], argnum: Argnum = 0) -> Callable[..., Any]:
 def value_and_grad(fun: Callable[..., Any], argnum: Argnum = 0) -> Callable[..., tuple[Any, Any]]:
     """Return a function of the arguments of `fun` that returns its value and its gradient.
 
-    A gradient has the shape and the dtype of what it is the gradient of; of a DTensor it has the placements too
-    (Replicate() where a sum is pending). The sums of gradients that are pending at the end of the backward pass are
-    computed together. The backward pass calls its collectives in the reverse order of the calls of `fun`.
+    A gradient has the shape and the dtype of its argument; for a DTensor also the placements (Replicate() if a sum is
+    pending). The sums of gradients that are pending at the end of the backward pass are computed together. The backward
+    pass calls its collectives in the reverse order of the calls of `fun`.
 
     Args:
         fun: Returns one real number: a DTensor, the same on every mesh, or an array, as each rank computes it. It
             computes with the functions of `autograd.numpy` and of this module; with DTensors also with those of NumPy.
-        argnum: Which positional argument it is differentiated by, or several. An argument is an array, a DTensor, a
-            number, or nested lists, tuples (named ones too) and dicts of them, of floating or complex dtypes.
+        argnum: The positional argument, or several, with respect to which `fun` is differentiated. An argument is an
+            array, a DTensor, a number, or nested lists, tuples (named ones too) and dicts of them, of floating or
+            complex dtypes.
 
     Returns:
         A function that returns `fun`'s value and the gradient, of the structure of the argument; of several arguments

@@ -47,16 +47,17 @@ _PERMUTE = Collective("permute", _permuted, _pull_permute)
 def permute(x: Any, perm: int | Sequence[tuple[int, int]], group: GroupLike = None) -> Any:
     """Send `x` to one rank and return the array of another; zeros on a rank that no other sends to.
 
-    The gradient of `x` comes back from the rank that has it (Varying to Varying), by the messages the other way round.
+    The gradient of `x` is received from the rank that has it (Varying to Varying), by messages in the opposite
+    direction.
 
     Args:
         x: An array, of one shape and dtype on all ranks.
         perm: Pairs (source, destination) of ranks in the group, the same on all ranks; each at most once a source and
-            once a destination. Or an integer: each rank sends to the one so many places after it, around the ring.
+            once a destination. Or an integer: each rank sends to the rank at this distance, around the ring.
         group: As in `all_reduce`.
 
     Raises:
-        TypeError: No array, or no pairs of integers.
+        TypeError: Not an array, or not pairs of integers.
         ValueError: A rank outside the group, or twice a source or a destination.
 
     Example:
@@ -162,8 +163,8 @@ defvjp(_SEND_ALONG, lambda y, anchor, *bound: lambda g: _discard(g, anchor, y, *
 def send(x: Any, dst: int | None = None, group: GroupLike = None, tag: int = 0, group_dst: int | None = None) -> Any:
     """Send `x` to a rank that calls `recv`; the backward pass receives its gradient from there.
 
-    Both ranks are to be differentiated by `grad` or `value_and_grad` of this module, or neither: they run the backward
-    passes of messages even where the loss of a rank does not depend on them. First derivatives only.
+    Either both ranks or neither must be differentiated by `grad` or `value_and_grad` of this module: these run the
+    backward passes of messages even if the loss of a rank does not depend on them. First derivatives only.
 
     Args:
         x: An array or a number.
@@ -176,7 +177,7 @@ def send(x: Any, dst: int | None = None, group: GroupLike = None, tag: int = 0, 
         Zero, of the dtype of `x`: with the package autograd's own `grad`, add it to the loss.
 
     Raises:
-        TypeError: No array or number.
+        TypeError: Not an array or a number.
         ValueError: No or two receivers, or one that is not a member.
 
     Example:
@@ -210,7 +211,7 @@ def recv(x: Any, src: int | None = None, group: GroupLike = None, tag: int = 0, 
         group_src: The sender's rank in the group, instead of `src`.
 
     Raises:
-        TypeError: No array or number.
+        TypeError: Not an array or a number.
         ValueError: No or two senders, or one that is not a member.
     """
     members = resolve(group)

@@ -108,7 +108,7 @@ def _pairs(text: str) -> dict[str, str]:
                 f"backend {text!r}: unknown device type {device!r}; choose from {', '.join(DEVICE_TYPES)}; {_FORM}"
             )
         if device in pairs:
-            raise ValueError(f"backend {text!r}: device type {device!r} comes twice; {_FORM}")
+            raise ValueError(f"backend {text!r}: device type {device!r} is given twice; {_FORM}")
         if device not in _carried_by(_plain(backend)):
             able = ", ".join(other for other in known_names() if device in _carried_by(other))
             raise ValueError(
@@ -154,7 +154,7 @@ def check_rank_kind(backend: str, *, ranks_are_threads: bool) -> str | None:
 
 
 def is_available() -> bool:
-    """Return True: where meshdist can be imported, it can be used."""
+    """Return True: if meshdist can be imported, it can be used."""
     return True
 
 
@@ -222,7 +222,7 @@ class Backend(str, metaclass=_Names):
     The class of a backend, which carries out the calls of a group, is `meshdist.backends.Engine`.
 
     Raises:
-        TypeError: It is no string.
+        TypeError: It is not a string.
         ValueError: No backend has this name; the message lists the known ones.
 
     Example:

@@ -246,8 +246,8 @@ def _register(store: Store, rank: int, world_size: int, card: Card) -> Store:
         refusal = f"the other ranks say that the world size is {agreed}, this one says {world_size}"
     else:
         refusal = (
-            f"rank {rank} has already joined (pid {taken.pid} on {taken.host_name}); give each process a rank of"
-            " its own, or a new store if this one is left over from an earlier run"
+            f"rank {rank} has already joined (pid {taken.pid} on {taken.host_name}); give each process its own"
+            " rank, or a new store if this one is left over from an earlier run"
         )
     with suppress(DistError):  # the store may end when the other ranks have raised the error
         was_in_time = _object(

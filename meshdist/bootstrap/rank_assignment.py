@@ -112,7 +112,7 @@ class RankAssignment:
                 )
             if other.rank == arrival.rank != NOT_GIVEN or self.ranks.get(other.token) == arrival.rank:
                 return (
-                    f"rank {arrival.rank} has already joined ({other.who}); give each process a rank of its own, or a"
+                    f"rank {arrival.rank} has already joined ({other.who}); give each process its own rank, or a"
                     " new place to meet if this one is left over from an earlier run"
                 )
         if len(self.present) >= arrival.world_size:

@@ -100,7 +100,7 @@ def rendezvous(
 
 
 def register_rendezvous_handler(scheme: str, handler: RendezvousHandler) -> None:
-    """Have `rendezvous` use `handler` for URLs of `scheme`.
+    """Register `handler` for URLs of `scheme` in `rendezvous`.
 
     Args:
         scheme: What comes before "://".
@@ -108,7 +108,7 @@ def register_rendezvous_handler(scheme: str, handler: RendezvousHandler) -> None
             the store, the rank and the world size.
 
     Raises:
-        ValueError: The scheme has a handler already.
+        ValueError: The scheme already has a handler.
     """
     if scheme.lower() in _HANDLERS:
         raise ValueError(f"the scheme {scheme!r} has a rendezvous handler already; choose another name")

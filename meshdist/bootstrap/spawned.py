@@ -82,7 +82,7 @@ def check_common_secret(where: str, world_size: int, meet: Callable[[], object] 
                 meet()
         raise ValueError(
             f"{where}: world_size is {world_size}, and this spawn started {counted(int(os.environ[_SIZE]), 'rank')},"
-            f" with a secret of its own; for a world of several spawns, set {SECRET_VARIABLE} to one value before each"
+            f" with its own secret; for a world of several spawns, set {SECRET_VARIABLE} to one value before each"
             " of them: take that of `openssl rand -hex 32`"
         )
 

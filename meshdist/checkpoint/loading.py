@@ -40,19 +40,18 @@ def load(
     """Return the tree of a checkpoint; all ranks of the group call it.
 
     Args:
-        path: A checkpoint, a folder of them, of which the newest is taken, or files of safetensors of anybody: one
-            file, an index, or a folder.
-        like: A tree of what is wanted. In place of its DTensors there are DTensors on the same mesh with the same
-            placements, whatever those of the checkpoint were, and a rank reads the bytes of its block. In place of
-            arrays and NumPy scalars there are new ones of the same shape and dtype, in place of `per_rank(array)` this
-            rank's own array, and in place of small values those of the checkpoint; lists and dicts without arrays are
-            taken as they are there. Names count, not the kinds of containers; dataclasses and named tuples are made of
-            what was saved. It is not changed, unless `in_place`.
-            None: all that is there, on each rank, as whole NumPy arrays, and for `per_rank` lists
-            whose index is the rank, with None for a rank that had none; arrays of format "npy" are mapped from their
-            files, without those that are changed being written. From files of others: a dict by name.
-        strict: Raise if the checkpoint lacks what `like` has, or has more. False: what is missing stays as `like` has
-            it, and what is more is left out.
+        path: A checkpoint, a directory of checkpoints, of which the newest is loaded, or safetensors files of any
+            program: one file, an index, or a directory.
+        like: A tree that describes the result. DTensors are loaded onto the same mesh with the same placements,
+            whatever the placements in the checkpoint, and each rank reads only the bytes of its block. Arrays and NumPy
+            scalars are loaded as new ones of the same shape and dtype, `per_rank(array)` as this rank's own array, and
+            small values as those of the checkpoint; lists and dicts without arrays are loaded unchanged. Entries are
+            matched by name, not by the type of the container; dataclasses and named tuples are restored. `like` is not
+            changed, unless `in_place`. None: the whole tree on each rank, as NumPy arrays, with lists indexed by rank
+            for `per_rank` arrays, and None for ranks that had none; arrays of format "npy" are mapped from their files,
+            copy-on-write. For files of other programs: a dict by name.
+        strict: Raise if entries of `like` are missing in the checkpoint, or the checkpoint has more. False: missing
+            entries keep their values from `like`, and additional ones are ignored.
         in_place: Read into the NumPy arrays of `like`, those of `per_rank` too, and the blocks of its DTensors, which
             takes no other memory, and put them into the tree that is returned. If reading fails, some of them have
             changed.
@@ -60,7 +59,8 @@ def load(
 
     Raises:
         FileNotFoundError: There is no checkpoint.
-        CheckpointError: It is damaged, or does not fit `like`: other names, shapes or dtypes. All ranks raise the same.
+        CheckpointError: It is damaged, or does not match `like` in names, shapes or dtypes. All ranks raise the same
+            error.
         ValueError: `in_place` with a read-only array, or with a DTensor that has Partial placements; a dry run, which
             has no other ranks.
 

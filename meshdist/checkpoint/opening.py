@@ -25,7 +25,7 @@ _log = RankLog()
 
 
 def latest(directory: str | Path) -> Path | None:
-    """Return the newest checkpoint in a folder, the one of the highest step; None if there is none.
+    """Return the newest checkpoint in a directory, which is that of the highest step; None if there is none.
 
     Example:
         >>> latest("no-such-folder")

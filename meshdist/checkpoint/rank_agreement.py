@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class CheckpointError(DistError):
-    """Report a checkpoint that is damaged, or that does not fit what is to be loaded from it.
+    """Report a checkpoint that is damaged, or does not match the tree to load.
 
     Example:
         >>> issubclass(CheckpointError, DistError)

@@ -33,7 +33,7 @@ _ALIGNED_BYTES = 64
 
 
 class PendingSave:
-    """An asynchronous save under way.
+    """An asynchronous save in progress.
 
     Attributes:
         path: The folder that the checkpoint will be.
@@ -70,7 +70,7 @@ class PendingSave:
         return f"<PendingSave {self.path}: {'done' if self.done() else 'under way'}>"
 
     def done(self) -> bool:
-        """Return whether the save has ended on this rank, well or not."""
+        """Return whether the save has ended on this rank, successfully or not."""
         return self._thread is None or not self._thread.is_alive()
 
     def failure(self) -> Exception | None:
@@ -81,7 +81,7 @@ class PendingSave:
         return error
 
     def wait(self) -> Path:
-        """Wait for the end of the save, and return the folder; raise what failed, on all ranks alike, once."""
+        """Wait for the end of the save, and return the directory; an error is raised once, on all ranks."""
         error = self.failure()
         if error is not None:
             raise error
@@ -204,21 +204,23 @@ def save(
 ) -> Path | PendingSave:
     """Write a checkpoint to `directory/step-<n>`, whole or not at all; all ranks of the group call it.
 
-    Every rank writes a part of the bytes. Where it fails on any rank, all raise the same, and what was there before is
-    as it was.
+    Every rank writes a part of the bytes. If it fails on any rank, all ranks raise the same error, and earlier
+    checkpoints are unchanged.
 
     Args:
-        directory: A folder that all ranks share; made if it is not there.
+        directory: A directory that all ranks share; created if it does not exist.
         tree: DTensors, arrays, numbers, strings, bytes and None in dicts, lists, tuples and dataclasses. An array or
             value without a mesh is the same on all ranks, unless it is marked as `per_rank(array)`. Dicts may have
             different keys on different ranks, as those of pipeline stages have. A dataclass is saved as a dict and a
-            named tuple as a tuple: `load` makes them again where its `like` has them.
+            named tuple as a tuple: `load` restores them if its `like` has them.
         step: The number in the name. None: one more than the newest there, or 0.
-        asynchronous: Copy, and write while the program goes on. The next save waits for this one, and raises its error.
-        keep: Remove older checkpoints in `directory` but that many, this one among them. None: keep all.
+        asynchronous: Copy the arrays, and write them while the program continues. The next save waits for this one, and
+            raises its error.
+        keep: The number of checkpoints to keep in `directory`, including this one; older ones are removed. None: keep
+            all.
         format: "safetensors"; "npy", a file for each array; or "zarr" (extra `zarr`), an array for each.
-        overwrite: Replace the checkpoint of this step, if there is one.
-        max_file_bytes: Begin another file of safetensors rather than put more bytes of arrays into one.
+        overwrite: Replace an existing checkpoint of this step.
+        max_file_bytes: The largest number of bytes of arrays in one safetensors file.
         group: The ranks, a ProcessGroup or a DeviceMesh; the world if None. It has the ranks of all DTensors.
 
     Returns:
@@ -230,7 +232,7 @@ def save(
         OSError: The disk is full, the folder cannot be written, and so on.
         ValueError: Arrays of one name that differ in shape or dtype between ranks, or two arrays of one name; a dry
             run, which has no other ranks.
-        TypeError: Something in the tree that is not an array and no small value, or an unsupported dtype.
+        TypeError: An object in the tree that is neither an array nor a small value, or an unsupported dtype.
 
     Example:
         >>> import tempfile, meshdist

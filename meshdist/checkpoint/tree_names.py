@@ -35,7 +35,7 @@ class PerRank:
 
 
 def per_rank(array: Any) -> PerRank:
-    """Mark an array of a tree as one of which every rank has its own, such as the state of a random generator.
+    """Mark an array of a tree as different on every rank, such as the state of a random generator.
 
     Args:
         array: This rank's array, of any shape and dtype.

@@ -143,7 +143,7 @@ def _check_target(target: Target, seen: Mapping[Path, set[int]]) -> None:
         writer = Manifest.read(steps[others[-1]] / MANIFEST).writer
         raise CheckpointError(
             f"{steps[others[-1]]} came from another job, process {writer.get('pid')} on {writer.get('host')}, while"
-            " this one was running; give each job a folder of its own"
+            " this one was running; give each job its own folder"
         )
 
 

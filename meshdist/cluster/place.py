@@ -115,8 +115,8 @@ def _first_pod(environ: Environment, full_name: str) -> tuple[str | None, str]:
     host, dot, domain = full_name.partition(".")
     if not dot or not host.endswith(f"-{index}"):
         return None, (
-            f"this pod is called {full_name!r}, from which the name of the pod with index 0 cannot be made: give the "
-            "pod template a subdomain with a headless Service of that name, or set MASTER_ADDR (env:)"
+            f"this pod is called {full_name!r}, from which the name of the pod with index 0 cannot be derived: give"
+            " the pod template a subdomain with a headless Service of that name, or set MASTER_ADDR (env:)"
         )
     return f"{host.removesuffix(index)}0.{domain}", ""
 

@@ -39,7 +39,7 @@ def all_to_all(
     group: GroupLike = None,
     async_op: bool = False,
 ) -> Any:
-    """Send the i-th array of a list to rank i, and put what comes from rank i into the i-th array of another.
+    """Send the i-th array of a list to rank i, and receive from rank i into the i-th array of another list.
 
     Args:
         output_tensor_list: Output: one array for each rank; `output_tensor_list[i]` has the number of elements that

@@ -84,7 +84,7 @@ def all_to_all_single(
     group: GroupLike = None,
     async_op: bool = False,
 ) -> Any:
-    """Send the i-th block of rows of `input` to rank i, and put what comes from rank i into the i-th block of `output`.
+    """Send the i-th block of rows of `input` to rank i, and receive from rank i into the i-th block of `output`.
 
     Args:
         output: Output. Must not overlap `input`.

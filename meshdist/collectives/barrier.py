@@ -45,9 +45,10 @@ def barrier(
 def monitored_barrier(group: GroupLike = None, timeout: Timeout | None = None, wait_all_ranks: bool = False) -> None:
     """Wait until all ranks of the group have called; on timeout, raise an error that names the missing ranks.
 
-    The ranks meet in the store, which takes longer than `barrier`, and the group can be used after a timeout: the call
-    has no effect then on any rank, or all ranks have called. Where another rank makes another call instead, backends
-    gloo and threads find that at once, or after a second if it is the group's first call; others at the timeout.
+    The ranks synchronize through the store, which takes longer than `barrier`. The group can be used after a timeout:
+    either the call has had no effect on any rank, or all ranks have called. If another rank makes a different call
+    instead, backends gloo and threads raise an error at once, or after a second if it is the group's first call; other
+    backends at the timeout.
 
     Args:
         group: A ProcessGroup or a DeviceMesh; the world if None.

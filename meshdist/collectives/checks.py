@@ -100,8 +100,8 @@ def check_stacked_pair(call: Call, whole: Array, block: Array, names: tuple[str,
         expected = f"{concatenated}" if concatenated == stacked else f"{concatenated} or {stacked}"
         refuse(
             call,
-            f"{names[0]} must have shape {expected} ({counted(call.size, 'rank')} times"
-            f" {names[1]} of shape {block.shape}), got {whole.shape}",
+            f"{names[0]} must have shape {expected} (world size {call.size} x {names[1]} shape"
+            f" {block.shape}), got {whole.shape}",
         )
 
 

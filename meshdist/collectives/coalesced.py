@@ -141,7 +141,7 @@ def _check_all_reduce(call: Call) -> None:
 def all_reduce_coalesced(
     tensors: Sequence[Any], op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
 ) -> Any:
-    """Reduce each of several arrays over the group, in place, by one call for all of them.
+    """Reduce each of several arrays over the group, in place, in one call.
 
     Args:
         tensors: At least one array, all of one dtype; all ranks must pass the same number of arrays, with the same
@@ -186,7 +186,7 @@ def all_gather_coalesced(
     group: GroupLike = None,
     async_op: bool = False,
 ) -> Any:
-    """Gather each of several arrays of every rank, by one call for all of them.
+    """Gather each of several arrays of every rank, in one call.
 
     Args:
         output_tensor_lists: Output: a list for each rank; `output_tensor_lists[i][k]` gets `input_tensor_list[k]` of

@@ -130,7 +130,7 @@ def broadcast_multigpu(
 def all_reduce_multigpu(
     tensor_list: Sequence[Any], op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
 ) -> Any:
-    """Reduce all arrays of all ranks into one, which all of them become.
+    """Reduce all arrays of all ranks, in place; every array gets the result.
 
     Args:
         tensor_list: Arrays of one shape and dtype; as many on all ranks.
@@ -164,7 +164,7 @@ def reduce_multigpu(
     dst_tensor: int = 0,
     group_dst: int | None = None,
 ) -> Any:
-    """Reduce all arrays of all ranks into one array of one rank; the others stay as they were.
+    """Reduce all arrays of all ranks into one array of one rank; the others are unchanged.
 
     Args:
         tensor_list: Arrays of one shape and dtype; as many on all ranks.

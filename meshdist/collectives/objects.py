@@ -208,12 +208,12 @@ def scatter_object_list(
     group: GroupLike = None,
     group_src: int | None = None,
 ) -> None:
-    """Give each rank the object at its place in the list of one rank.
+    """Scatter the list of one rank: each rank gets the object at its index.
 
     Args:
         scatter_object_output_list: Output: a list of at least one element; its first becomes the object.
-        scatter_object_input_list: Input. On the source: an object for each rank, which can be pickled. Elsewhere None,
-            or anything: it is not looked at.
+        scatter_object_input_list: Input. On the source: a picklable object for each rank. Elsewhere ignored; usually
+            None.
         src: Global rank of the source; as a method, its rank in the group or along the mesh.
         group: A ProcessGroup or a DeviceMesh; the world if None.
         group_src: The source's rank in the group, instead of `src`. Without either it is the group's first rank.
@@ -270,7 +270,7 @@ def send_object_list(
     """Send the objects of a list to a rank that receives them with `recv_object_list`.
 
     Args:
-        object_list: Objects that can be pickled.
+        object_list: A list of objects that can be pickled.
         dst: Global rank of the receiver; as a method, its rank in the group or along the mesh.
         group: A ProcessGroup or a DeviceMesh; the world if None.
         device: Ignored: objects travel as arrays on the CPU.
@@ -303,7 +303,7 @@ def recv_object_list(
     group_src: int | None = None,
     use_batch: bool = False,
 ) -> int:
-    """Receive as many objects as the list has elements, which they replace.
+    """Receive objects into a list, replacing all its elements.
 
     Args:
         object_list: As long as the list that is sent.
@@ -320,7 +320,7 @@ def recv_object_list(
         TypeError: `object_list` is not a list.
         ValueError: Both `src` and `group_src` are given, or it is not a member or this rank.
         DistBackendError: The sender failed, its list is of another length, or it sent an array.
-        DistTimeoutError: Nothing came within the group's timeout.
+        DistTimeoutError: No message arrived within the group's timeout.
     """
     members, of = resolve(group), "recv_object_list"
     if members.rank() < 0:

@@ -106,9 +106,9 @@ def probe(
         group_src: The sender's rank in the group, instead of `src`; -1 is any.
 
     Returns:
-        A MessageInfo: `source`, `tag`, `nbytes` and `dtype`. In a dry run, every message is there and has 0 bytes.
-        Before the objects of `send_object_list` comes a message of 8 bytes for each: so `nbytes // 8` is the length of
-        the list to pass to `recv_object_list`, and `dtype` is None.
+        A MessageInfo: `source`, `tag`, `nbytes` and `dtype`. In a dry run, every message has arrived and has 0 bytes.
+        Before the objects of `send_object_list`, a message of 8 bytes for each of them arrives: `nbytes // 8` is the
+        length of the list to pass to `recv_object_list`, and `dtype` is None.
 
     Raises:
         TypeError: A rank or the tag is not an integer.
@@ -140,7 +140,7 @@ def probe(
 def iprobe(
     src: int | None = None, group: GroupLike = None, tag: int | None = 0, group_src: int | None = None
 ) -> MessageInfo | None:
-    """Return a MessageInfo of a message that has arrived, without receiving it; None if there is none yet.
+    """Return a MessageInfo of a message that has arrived, without receiving it; None if none has arrived.
 
     Args:
         src: As in `probe`.

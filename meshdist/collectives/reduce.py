@@ -33,7 +33,7 @@ def reduce(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Any:
-    """Reduce `tensor` over the group into the array of one rank; the others' arrays stay as they were.
+    """Reduce `tensor` over the group into the array of one rank; the arrays of the other ranks are unchanged.
 
     Args:
         tensor: An array; all ranks must pass the same number of elements and the same dtype. Written on the destination

@@ -37,12 +37,12 @@ def reduce_scatter(
     group: GroupLike = None,
     async_op: bool = False,
 ) -> Any:
-    """Reduce a list of arrays over the group and give each rank the one at its place.
+    """Reduce lists of arrays over the group, and scatter the results: each rank gets the one at its index.
 
     Args:
         output: Output, of the shape of `input_list[rank]`.
-        input_list: One array for each rank; `input_list[i]` has the same number of elements on all ranks. It stays as
-            it is.
+        input_list: One array for each rank; `input_list[i]` has the same number of elements on all ranks. It is not
+            changed.
         op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
         group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.

@@ -34,8 +34,8 @@ def reduce_scatter_tensor(
 
     Args:
         output: Output of shape `(rows, ...)`.
-        input: Input, either concatenated, `(world_size * rows, ...)`, or stacked, `(world_size, rows, ...)`. It stays
-            as it is.
+        input: Input, either concatenated, `(world_size * rows, ...)`, or stacked, `(world_size, rows, ...)`. It is not
+            changed.
         op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
         group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.

@@ -39,7 +39,7 @@ def scatter(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Any:
-    """Give each rank the array at its place in the list of one rank.
+    """Scatter the list of one rank: each rank gets the array at its index.
 
     Args:
         tensor: Output; all ranks must pass the same number of elements and the same dtype.

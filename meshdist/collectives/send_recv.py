@@ -67,8 +67,8 @@ def send(
     """Send `tensor` to a rank that receives it.
 
     A message of at most 64 KiB is buffered, and the call returns; a larger one waits until it is received. The
-    environment variable MESHDIST_EAGER_LIMIT sets another limit in bytes, up to 128 KiB; with 0 every send waits, so
-    that programs which rely on buffers show it.
+    environment variable MESHDIST_EAGER_LIMIT sets another limit in bytes, up to 128 KiB; with 0 every send waits, which
+    reveals programs that rely on buffering.
 
     Args:
         tensor: An array.
@@ -286,9 +286,9 @@ def sendrecv(
 ) -> int:
     """Send `send` to one rank, and receive a message from the same or another one into `recv`.
 
-    Both messages are under way at once, so ranks that exchange arrays of any size, in pairs or around a ring, never
-    deadlock. The other sides may call `sendrecv`, `send` and `recv`, or `isend` and `irecv`; on backend nccl, only
-    `sendrecv` or `batch_isend_irecv`. Accounts show an `isend` and an `irecv`.
+    Both messages are transferred at the same time, so ranks that exchange arrays of any size, in pairs or around a
+    ring, never deadlock. The other sides may call `sendrecv`, `send` and `recv`, or `isend` and `irecv`; on backend
+    nccl, only `sendrecv` or `batch_isend_irecv`. Accounts show an `isend` and an `irecv`.
 
     Args:
         send: The array to send.

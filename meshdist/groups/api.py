@@ -49,11 +49,11 @@ def new_group(
     device_id: Any = None,
     sort_ranks: bool = True,
 ) -> CollectiveMethods:
-    """Make a group of some of the ranks.
+    """Create a group of some of the ranks.
 
     This is cheap and does not communicate: ranks that are not in the group may call it, but need not. The group is
-    identified by its ranks and the number of groups that the same ranks have made before. So ranks may make their
-    groups in any order, as long as groups of the same ranks are made in the same order on each of them.
+    identified by its ranks and the number of groups that the same ranks have created before. So ranks may create their
+    groups in any order, as long as groups of the same ranks are created in the same order on each of them.
 
     Args:
         ranks: Global ranks; all if None.
@@ -127,7 +127,7 @@ def rank_list(what: str, ranks: Iterable[int], size: int) -> list[int]:
             allowed = f" must be 0 to {size - 1}, got" if size > 1 else ": there is only rank 0; got"
             raise ValueError(f"{what}{allowed} {rank}")
     if not listed or len(set(listed)) != len(listed):
-        raise ValueError(f"{what} must be distinct, at least one, got {listed}")
+        raise ValueError(f"{what} must be a non-empty list without duplicates, got {listed}")
     return listed
 
 
@@ -153,7 +153,7 @@ def get_world_size(group: GroupLike = None) -> int:
 
 
 def get_pg_count() -> int:
-    """Return how many process groups this rank has, including the default group; 0 before `init_process_group`."""
+    """Return the number of process groups of this rank, including the default group; 0 before `init_process_group`."""
     return current_world().num_groups() if is_initialized() else 0
 
 
@@ -171,7 +171,7 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     """Return the local rank on this host, from LOCAL_RANK or another launcher's variable; else `fallback_rank`.
 
     Raises:
-        RuntimeError: There is none, and no fallback.
+        RuntimeError: No variable is set, and no fallback is given.
     """
     dry = current_slot().dry
     if dry is not None:
@@ -190,7 +190,7 @@ def get_group_rank(group: GroupLike, global_rank: int) -> int:
     """Return the group rank of a global rank.
 
     Raises:
-        ValueError: It is not a member. The error is a RuntimeError as well.
+        ValueError: It is not a member. The error is also a RuntimeError.
     """
     with _not_member():
         return _member(group, "get_group_rank").root("get_group_rank", "global_rank", global_rank, None)
@@ -200,7 +200,7 @@ def get_global_rank(group: GroupLike, group_rank: int) -> int:
     """Return the global rank of a group rank.
 
     Raises:
-        ValueError: There is no such place. The error is a RuntimeError as well.
+        ValueError: The group has no such rank. The error is also a RuntimeError.
     """
     with _not_member():
         members = _member(group, "get_global_rank")

@@ -62,25 +62,26 @@ class GroupHome(Protocol):
 
 @naming_methods
 class ProcessGroup(CollectiveMethods, Membership):
-    """The ranks that a call runs over; made by `new_group`, by a mesh, or by `init_process_group` for the world.
+    """The ranks that a call runs over; created by `new_group`, by a mesh, or by `init_process_group` for the world.
 
-    Making one is cheap: the backend is made at the first call. Every collective is a method, whose `src` and `dst` are
-    ranks of the group.
+    Creating a group is cheap: its backend is created at the first call. Every collective is a method, whose `src` and
+    `dst` are ranks in the group.
 
     Attributes:
         ranks: The global ranks, in group order.
         name: The group's name, the same on all its ranks.
         label: The group's name in errors and logs: `group_desc` of `new_group`, or else `name`.
         messages: Sends and receives over the group.
-        calls: How many calls this rank has made on it, and what is known of them.
+        calls: The number of calls that this rank has made on the group, and their states.
         hooks: Observers, recorders and redirections of the calls.
         plans: The plans of calls made before, by `plan_key`.
         backend_name: The backends by device type, as `backend_name` spells them.
         pg_options, device_id: As passed to `new_group`.
-        takes_any_shapes: The arrays of different ranks may have different shapes of one size, as in torch.
+        takes_any_shapes: The arrays of different ranks may have different shapes with the same number of elements, as
+            in torch.
 
-    As a context manager it is destroyed at the end of the block, as by `destroy_process_group`. If the block ends with
-    an exception, the peers' calls that wait for this rank fail.
+    Used as a context manager, the group is destroyed at the end of the block, as by `destroy_process_group`. If the
+    block ends with an exception, the peers' calls that wait for this rank fail.
 
     Example:
         >>> import numpy as np

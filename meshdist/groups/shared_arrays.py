@@ -23,8 +23,8 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike = np.float64, group: Grou
     If all ranks of a call pass such arrays, or contiguous views of them, nothing is copied in or out: from some hundred
     KiB on, all_reduce takes about half the time. Otherwise the call runs as with ordinary arrays.
 
-    To NumPy it is an ordinary array, whose copies and pickles are not shared. The memory is allocated when the array is
-    made, not at the first write, and freed with its last view, also after `destroy_process_group`.
+    For NumPy it is an ordinary array; its copies and pickles are not shared. The memory is allocated when the array is
+    created, not at the first write, and freed with its last view, even after `destroy_process_group`.
 
     This is not a collective call. On backends other than gloo, for ranks that are threads, for arrays of less than
     8 KiB, and if no shared memory is available (which is logged once), it returns `numpy.empty`.

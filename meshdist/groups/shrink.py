@@ -29,11 +29,11 @@ def shrink_group(
     after a rank has died in a call. It is destroyed; the new group has its backend, timeout and description.
 
     If the group is that of all ranks, the new group replaces the world: `group.WORLD`, `get_rank` and `get_world_size`
-    refer to it, its ranks are numbered from 0 in the old order, and all other groups are destroyed, since they have the
-    old numbers. Make new meshes.
+    refer to it, its ranks are numbered from 0 in the old order, and all other groups are destroyed, since they use the
+    old numbers. Create new meshes afterwards.
 
-    The store must survive: that of `meshrun` does, but not one in an excluded rank (as in rank 0 with `tcp://`). In
-    that case, the remaining ranks can end this world and call init_process_group with another address.
+    The store must survive: the store of `meshrun` does, but not a store in an excluded rank (such as rank 0 with
+    `tcp://`). In that case, the remaining ranks can end this world and call init_process_group with another address.
 
     Args:
         ranks_to_exclude: Ranks in the group; at least one, not all of them, and not this one.

@@ -26,12 +26,12 @@ def new_subgroups(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[CollectiveMethods, list[CollectiveMethods]]:
-    """Divide a group into subgroups of equal size, or into those of its ranks that share a host.
+    """Divide a group into subgroups of equal size, or into one subgroup for each host.
 
     This does not communicate, like `new_group`.
 
     Args:
-        group_size: Ranks in each subgroup, consecutive in the group; it must divide the size of `group`. None makes a
+        group_size: Ranks in each subgroup, consecutive in the group; it must divide the size of `group`. None creates a
             subgroup of the ranks of each host, of any size.
         group: The group to divide; the world if None.
         timeout: As for `new_group`.
@@ -40,8 +40,8 @@ def new_subgroups(
         group_desc: The name of each subgroup in errors and logs.
 
     Returns:
-        This rank's subgroup, and the list of all subgroups, in which `GroupMember.NON_GROUP_MEMBER` stands for the
-        others. On a rank outside `group`, NON_GROUP_MEMBER and an empty list.
+        This rank's subgroup, and the list of all subgroups, with `GroupMember.NON_GROUP_MEMBER` in place of the others.
+        On a rank outside `group`, NON_GROUP_MEMBER and an empty list.
 
     Raises:
         ValueError: `group_size` is not positive, larger than the group, or does not divide it; see `new_group`.
@@ -95,7 +95,7 @@ def new_subgroups_by_enumeration(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[CollectiveMethods, list[CollectiveMethods]]:
-    """Make a group of each of several disjoint lists of ranks.
+    """Create a group for each of several disjoint lists of ranks.
 
     This does not communicate, like `new_group`; ranks that are in no list need not call it.
 
@@ -107,11 +107,11 @@ def new_subgroups_by_enumeration(
         group_desc: The name of each group in errors and logs.
 
     Returns:
-        This rank's group, and the list of all groups, in which `GroupMember.NON_GROUP_MEMBER` stands for those that it
-        is not in; calls on that do nothing (None would mean the world).
+        This rank's group, and the list of all groups, with `GroupMember.NON_GROUP_MEMBER` in place of those that it is
+        not a member of; calls on that object do nothing (None would mean the world).
 
     Raises:
-        ValueError: There are no lists, one is empty, or has a rank twice or outside the world; no group is made.
+        ValueError: There are no lists, one is empty, or has a rank twice or outside the world; no group is created.
         TypeError: They are not lists of integers.
 
     Example:
@@ -142,7 +142,7 @@ def split_group(
     group_desc: str | None = None,
     backend: str | None = None,
 ) -> CollectiveMethods:
-    """Make a group of each of several parts of a group, and return this rank's.
+    """Split a group into several groups, and return this rank's.
 
     This does not communicate, like `new_group`. The ranks of a new group keep their order in the parent.
 

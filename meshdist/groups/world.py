@@ -204,7 +204,7 @@ class World:
 
     def check_holds(self, group: ProcessGroup) -> None:
         if not self.holds(group):
-            raise ValueError(f"{group!r} is not a group of this world, or was destroyed already")
+            raise ValueError(f"{group!r} is not a group of this world, or has already been destroyed")
 
     def end_block(self, group: ProcessGroup, error: BaseException | None) -> None:
         """Destroy `group` at the end of its `with` block, which ended with `error`, unless it was destroyed inside."""
@@ -355,7 +355,7 @@ class World:
 
     def _make_group(self, ranks: tuple[int, ...], backend: str, timeout_s: float, name: str, desc: str) -> ProcessGroup:
         if self._end is not None:
-            raise ValueError(f"group {name!r} cannot be made: its world {self._end}; create groups and meshes again")
+            raise ValueError(f"group {name!r} cannot be created: its world {self._end}; create groups and meshes again")
         group = ProcessGroup(self, ranks, name, desc or name, backend, timeout_s)
         self._groups.append(group)
         self.hook_registry.add_group(group)

@@ -150,8 +150,9 @@ def _from_launcher(num_nodes: Count, node: int | None) -> tuple[str, int | None,
     place = find_place(world_size=num_nodes.most)
     if place is None or place.address is None:
         raise ValueError(
-            f"--nnodes {num_nodes}: the launchers need a meeting point: pass all of them the same --rdzv-endpoint "
-            f"HOST:PORT, with the name of one of the hosts{'' if place is None else f' ({place.no_address})'}"
+            f"--nnodes {num_nodes}: the launchers need a rendezvous endpoint: pass all of them the same"
+            " --rdzv-endpoint HOST:PORT, with the name of one of the hosts"
+            f"{'' if place is None else f' ({place.no_address})'}"
         )
     if not num_nodes.least <= place.world_size <= num_nodes.most:
         raise ValueError(

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,8 @@ def spawn(
     Raises:
         ProcessRaisedException: A rank raised. It is the first failure that does not follow from another rank's.
         ProcessExitedException: A rank exited with another status than 0, or was killed.
-        TypeError: `fn` is not callable, `nprocs` is not an integer, or `fn` or `args` cannot be pickled.
+        TypeError: `fn` is not callable, `args` is not a tuple or list, `nprocs` is not an integer, or `fn` or `args`
+            cannot be pickled.
         ValueError: `nprocs` is not positive, or more than this host has memory for, or `start_method` is unknown.
         DistError: This system cannot start processes.
     """
@@ -75,6 +76,8 @@ def spawn(
     __tracebackhide__ = True
     if not callable(fn):
         raise TypeError(f"spawn: fn must be callable, got {type(fn).__name__}")
+    if isinstance(args, (str, bytes)) or not isinstance(args, Iterable):
+        raise TypeError(f"spawn: args must be a tuple, such as ({args!r},), got {type(args).__name__}")
     if not isinstance(nprocs, int) or isinstance(nprocs, bool):
         raise TypeError(f"spawn: nprocs must be an integer, got {type(nprocs).__name__}")
     if nprocs < 1:

@@ -40,7 +40,7 @@ from meshdist.system.name_hints import explaining, naming_methods
 class DeviceMesh(MeshExchanges):
     """Arrange ranks along axes; every axis and every slice has its process group and all collectives.
 
-    Every rank of the world must make the same meshes in the same order, including ranks outside them. Making a mesh
+    Every rank of the world must create the same meshes in the same order, including ranks outside them. Creating a mesh
     takes one request to the store, which compares the meshes of the ranks, and does not wait for other ranks; groups
     connect in their first call. A rank whose mesh differs from that of the first rank raises immediately; the others
     raise at the latest in the first call on a group of the mesh. If there is no default group, it is initialized by
@@ -58,12 +58,12 @@ class DeviceMesh(MeshExchanges):
         mesh_dim_names: One unique name per axis.
         backend_override: Axis, by name or index, to the backend its group uses in place of the world's, or
             to a pair of the backend and its options (`pg_options` of `new_group`).
-        group: A process group or mesh that contains this mesh: only its ranks make the mesh. The world if None.
+        group: A process group or mesh that contains this mesh: only its ranks create the mesh. The world if None.
         _init_backend, _init_process_groups: Ignored: no group connects before its first call.
 
     Raises:
         ValueError: Ranks repeated or outside the world or the group, names that do not fit, an unknown device type, no
-            default group and an incomplete environment to initialise it from; or another rank made another mesh.
+            default group and an incomplete environment to initialise it from; or another rank created another mesh.
         TypeError: Ranks that are not integers, names that are not strings.
 
     Example:
@@ -135,8 +135,8 @@ class DeviceMesh(MeshExchanges):
             mesh_dim_names: One unique name per axis.
 
         Raises:
-            ValueError: The groups are not the rows of the mesh, the calling rank is not in them, or another rank made
-                another mesh; see DeviceMesh for the rest.
+            ValueError: The groups are not the rows of the mesh, the calling rank is not in them, or another rank
+                created another mesh; see DeviceMesh for the rest.
             TypeError: Arguments that are not groups; see DeviceMesh for the rest.
 
         Example:
@@ -165,6 +165,7 @@ class DeviceMesh(MeshExchanges):
         return made
 
     @staticmethod
+    @explaining
     def concatenate(meshes: Sequence[DeviceMesh], axis: int | str | None = None) -> DeviceMesh:
         """Join the axes of several meshes, or append meshes along one axis.
 
@@ -193,6 +194,7 @@ class DeviceMesh(MeshExchanges):
 
     # ---- Blocks of arrays
 
+    @explaining
     def shard(self, x: Any, dims: Mapping[int | str, int]) -> Any:
         """Return this rank's block of `x`; nothing is sent.
 
@@ -221,6 +223,7 @@ class DeviceMesh(MeshExchanges):
         """
         return shard(self, x, dims)
 
+    @explaining
     def unshard(self, block: Any, dims: Mapping[int | str, int]) -> Any:
         """Return the whole array of the ranks' blocks, a new array on all of them; all ranks of the mesh call it.
 
@@ -240,14 +243,15 @@ class DeviceMesh(MeshExchanges):
     def show(self, form: str | None = None, axis: int | str | None = None, ax: Any = None) -> Any:
         """Draw this mesh: its ranks by axes, coloured or lettered by host, with the calling rank marked.
 
-        A mesh of up to 16 x 16 ranks along the last two axes, and up to 8 such panels along the others, is drawn whole.
-        Of a larger one, the part around the calling rank that fits on a screen is drawn: 14 x 8 ranks, or a few panels
-        of 5 x 8.
+        A mesh of up to 16 x 16 ranks along the last two axes, with up to 8 such panels along the others, is drawn
+        completely. For a larger mesh, only the part around the calling rank is drawn: 14 x 8 ranks, or a few panels of
+        5 x 8.
 
         Args:
             form: "text" prints it; "html" returns a string of HTML; "plot", or "matplotlib", draws and returns the
                 Axes. None: HTML in a notebook, else printed text.
-            axis: Name or index of an axis whose groups to show instead of hosts; the calling rank's group is marked.
+            axis: Name or index of an axis whose groups to show instead of hosts; the calling rank's group is
+                highlighted.
             ax: The matplotlib Axes for "plot"; None: new ones.
 
         Raises:
@@ -268,7 +272,7 @@ class DeviceMesh(MeshExchanges):
              dp=0   0    1    2    3
              dp=1  (4)  (5)  [6]  (7)
             <BLANKLINE>
-            2 groups along tp; this rank's is marked
+            2 groups along tp; this rank's group is highlighted
             all ranks on ...
         """
         from meshdist.mesh.show import show

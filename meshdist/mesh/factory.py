@@ -35,7 +35,7 @@ def init_device_mesh(
     group: GroupLike = None,
     topology: Any = None,
 ) -> DeviceMesh:
-    """Make a mesh of the first ranks of the world in row-major order; initialize the default group if necessary.
+    """Create a mesh of the first ranks of the world in row-major order; initialize the default group if necessary.
 
     With `topology`, ranks are placed so that the last axes, or the axes that it names, stay inside hosts (see
     `Topology.place`).
@@ -56,7 +56,7 @@ def init_device_mesh(
 
     Raises:
         ValueError: Sizes below 1 or a product above the world size, repeated names or a wrong number of names, an
-            unknown device type, or no default group and an incomplete environment to make it.
+            unknown device type, or no default group and an incomplete environment to initialize it from.
         TypeError: Sizes that are not integers, names that are not strings.
         DistBackendError: "cuda" without a backend for GPU arrays; the message names what is missing.
 

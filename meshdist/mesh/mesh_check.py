@@ -77,7 +77,7 @@ def agree(
     digest = hashlib.sha256(repr((device_type, layout.names, layout.shape, tuple(backends))).encode())
     digest.update(layout.ranks.tobytes())
     given = f", backends {', '.join(map(str, backends))}" if any(backends) else ""
-    text = f"made DeviceMesh({device_type!r}, {layout.describe()}, {ranks_text(layout.ranks.reshape(-1))}{given})"
+    text = f"created DeviceMesh({device_type!r}, {layout.describe()}, {ranks_text(layout.ranks.reshape(-1))}{given})"
     difference = agreement.compare(world.rank, digest.hexdigest(), text)
     if difference is not None:
         raise ValueError(f"DeviceMesh: {difference}")

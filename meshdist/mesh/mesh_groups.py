@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from meshdist.mesh.layout.strides import Axis, joined
 from meshdist.mesh.mesh_arguments import BackendWithOptions, shared_backend
 from meshdist.mesh.mesh_state import MeshState
+from meshdist.system.name_hints import explaining
 
 # Labels of groups of a mesh without axis names.
 _STOPGAP = re.compile(r"axis \d+|mesh")
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 class MeshGroups(MeshState):
     """The groups of a mesh. Groups of equal members and backend are one object in the whole family."""
 
+    @explaining
     def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
         """Return the group of the ranks along the axis `mesh_dim` that the caller is in.
 

@@ -13,6 +13,7 @@ from meshdist.mesh.layout.layout import Layout
 from meshdist.mesh.layout.strides import Axis, extent_of, joined
 from meshdist.mesh.mesh_arguments import BackendChoice, axis_backends, shared_backend
 from meshdist.mesh.mesh_groups import MeshGroups
+from meshdist.system.name_hints import explaining
 from meshdist.system.plurals import counted
 
 if TYPE_CHECKING:
@@ -173,6 +174,7 @@ class MeshSlices(MeshGroups):
 
     # ---- Rearranged axes
 
+    @explaining
     def flatten(
         self,
         name: str | None = None,
@@ -223,6 +225,7 @@ class MeshSlices(MeshGroups):
         backends.insert(sum(number < numbers[0] for number in others), backend)
         return self._member_of_family(layout.axes, layout.names, tuple(backends), lambda: layout)
 
+    @explaining
     def unflatten(
         self,
         axis: int | str,
@@ -295,6 +298,7 @@ class MeshSlices(MeshGroups):
             )
         return self._select(numbers)
 
+    @explaining
     def split(self, axis: int | str, parts: int | Sequence[int]) -> list[Self]:
         """Return the parts of this mesh along one axis, in order; the same meshes each time.
 

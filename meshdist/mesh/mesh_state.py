@@ -14,6 +14,7 @@ from meshdist.groups.world import current_world
 from meshdist.mesh.layout.layout import Layout
 from meshdist.mesh.layout.strides import Axis
 from meshdist.runtime.rank_text import ranks_text
+from meshdist.system.name_hints import explaining
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -190,6 +191,7 @@ class MeshState(CollectiveMethods):
         self._here()
         return self._coordinate
 
+    @explaining
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
         """Return the caller's index along the axis `mesh_dim`, which is its rank in that axis's group.
 

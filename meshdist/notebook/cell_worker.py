@@ -250,7 +250,7 @@ def _pickled(variables: dict[str, Any], names: tuple[str, ...]) -> bytes:
 
     missing = [name for name in names if name not in variables]
     if missing:
-        raise NameError(f"%%mesh --get: this rank has no variable {', '.join(missing)}")
+        raise NameError(f"%%mesh --get: this rank has no variable {', '.join(map(repr, missing))}")
     try:
         pickled: bytes = cloudpickle.dumps({name: variables[name] for name in names})
     except Exception as error:  # pickling may run any code of the objects

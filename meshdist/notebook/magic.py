@@ -157,7 +157,7 @@ class MeshMagics:
 
         missing = [name for name in names if name not in self._shell.user_ns]
         if missing:
-            raise self._usage_error(f"%%mesh --send: the notebook has no variable {', '.join(missing)}")
+            raise self._usage_error(f"%%mesh --send: the notebook has no variable {', '.join(map(repr, missing))}")
         try:
             pickled: bytes = cloudpickle.dumps({name: self._shell.user_ns[name] for name in names})
         except Exception as error:  # pickling may run any code of the objects
@@ -199,7 +199,7 @@ def _syntax_error(error: SyntaxError, cell: str) -> str:
     if line.startswith(("%", "!")):
         return (
             f"%%mesh: line {error.lineno} is {line!r}: magics need IPython, and workers run plain Python; "
-            "give it a cell of its own"
+            "put it in a separate cell"
         )
     return "".join(traceback.format_exception_only(error)).rstrip()
 

@@ -29,7 +29,7 @@ class CellOptions:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ValueError(f"%%mesh: {message}; it is used as in %%mesh -n 4 --axes dp=2,tp=2 --send x --get y")
+        raise ValueError(f"%%mesh: {message}; usage: %%mesh -n 4 --axes dp=2,tp=2 --send x --get y")
 
 
 def parse_options(line: str, before: CellOptions | None = None) -> CellOptions:

@@ -76,8 +76,8 @@ def ring_attention(
 ) -> Any:
     """Return softmax(scale * q @ k.T) @ v for this rank's block of the queries, and all keys and values.
 
-    Sends the keys and values of a block to the next rank size - 1 times forward and as often backward, and their
-    gradients size times backward, all while it computes. First derivatives only.
+    The forward sends the keys and values of a block to the next rank size - 1 times; the backward sends them as often,
+    and their gradients size times. All messages overlap with the computation. First derivatives only.
 
     Args:
         q: This rank's block, shape (batch, heads, block, head_size), of a floating dtype.
@@ -87,15 +87,16 @@ def ring_attention(
         axis: The ProcessGroup or the axis of a mesh, as `mesh["cp"]`, that shards the sequence into equal blocks. None:
             one rank.
         causal: Whether a query sees only the keys of its own and earlier positions.
-        scale: What the scores are multiplied by. None: 1 / sqrt(head_size).
+        scale: The factor of the scores. None: 1 / sqrt(head_size).
         zigzag: Whether the ranks hold an early and a late chunk of the sequence each, as `sequence_positions` says,
-            so that with `causal` all have the same to compute. Otherwise they hold contiguous blocks in rank order.
+            so that with `causal` all ranks have the same amount of computation. Otherwise they hold contiguous blocks
+            in rank order.
 
     Returns:
         This rank's block, shape (batch, heads, block, head size of `v`).
 
     Raises:
-        TypeError: No arrays of one floating dtype, or DTensors.
+        TypeError: Not arrays of one floating dtype, or DTensors.
         ValueError: Shapes do not fit, or a block of an odd length with `zigzag`.
 
     Example:

@@ -52,7 +52,7 @@ def checked_count(of: str, name: str, value: Any, least: int) -> int:
     """Return a number of bytes, steps or columns.
 
     Raises:
-        TypeError: No integer.
+        TypeError: Not an integer.
         ValueError: Less than `least`.
     """
     try:
@@ -157,7 +157,7 @@ def gradient_like(view: Any, name: str, gradient: Any) -> Any:
     """Return the gradient of a parameter as an array.
 
     Raises:
-        TypeError: No array.
+        TypeError: Not an array.
         ValueError: It has another shape, dtype or device than `view`.
     """
     try:
@@ -271,7 +271,7 @@ class GradBucket:
         return f"<GradBucket {self._index}: {held}, {self._buffer.dtype}[{self._buffer.size}]>"
 
     def index(self) -> int:
-        """Return its number: the buckets are reduced in this order."""
+        """Return the number of the bucket: buckets are reduced in this order."""
         return self._index
 
     def is_last(self) -> bool:

@@ -24,7 +24,7 @@ from meshdist.runtime.work import Work
 
 
 class JoinHook:
-    """What a rank that ran out of batches does for one Joinable; both methods do nothing unless overridden."""
+    """The actions of a rank that ran out of batches, for one Joinable; both methods do nothing unless overridden."""
 
     def main_hook(self) -> None:
         """Shadow the collectives of one iteration; called as long as another rank has batches."""
@@ -38,7 +38,7 @@ class JoinHook:
 
 
 class Joinable:
-    """What takes part in `uneven_inputs`: calls `notify_join_context` before its collectives in each iteration.
+    """An object for `uneven_inputs`; it calls `notify_join_context` before its collectives in each iteration.
 
     Attributes:
         join: The block of `uneven_inputs` that it takes part in; None outside.
@@ -52,15 +52,15 @@ class Joinable:
         raise NotImplementedError
 
     def join_hook(self) -> JoinHook:
-        """Return what a rank does that ran out of batches."""
+        """Return the actions of a rank that ran out of batches."""
         raise NotImplementedError
 
     def join_parameters(self) -> Any:
-        """Return the tree of arrays that a rank that ran out does not update, and gets in the end; None for none."""
+        """Return the tree of arrays that a rank without batches gets at the end, or None."""
         return None
 
     def notify_join_context(self) -> None:
-        """Say that this rank has a batch, if this is the first joinable of the block.
+        """Announce that this rank has a batch, if this is the first joinable of the block.
 
         Raises:
             DistBackendError: With `throw_on_early_termination`, if another rank has none.
@@ -69,7 +69,7 @@ class Joinable:
             self.join.notify()
 
     def join_factor(self) -> float:
-        """Return by what to multiply an average over all ranks: 1, or the size of the group by the active ranks."""
+        """Return the factor for an average over all ranks: 1, or the size of the group per active rank."""
         return 1.0 if self.join is None else self.join.factor()
 
 
@@ -152,17 +152,17 @@ def uneven_inputs(
     enable: bool = True,
     throw_on_early_termination: bool = False,
 ) -> Iterator[None]:
-    """Let the ranks of the block have different numbers of batches; all ranks call it, around their loops.
+    """Allow ranks to have different numbers of batches inside the block; all ranks call it, around their loops.
 
     A rank that leaves its loop takes part in the collectives of the others, with gradients of zero, until all ranks
     have left theirs. Then it gets the parameters of a rank that had the most batches.
 
     Args:
         group: A ProcessGroup or a DeviceMesh; the world if None. That of the joinables.
-        *joinables: What makes collectives in the loop, in the order in which an iteration uses them: GradientReducers,
-            ShardedOptimizers, and other Joinables.
+        *joinables: The objects that call collectives in the loop, in the order in which an iteration uses them:
+            GradientReducers, ShardedOptimizers, and other Joinables.
         parameters: The arrays that the loop updates: dicts, lists and tuples of them; they are written in place at the
-            end of the block. If None, those that the reducers were made with, which the loop must update in place.
+            end of the block. If None, the arrays that were passed to the reducers, which the loop must update in place.
         divide_by_initial_world_size: Divide sums of gradients by the size of the group; otherwise by the number of
             ranks that still have batches.
         enable: False makes the block do nothing.
@@ -170,7 +170,7 @@ def uneven_inputs(
 
     Raises:
         TypeError: No Joinable is given, or something else.
-        ValueError: A joinable has another group, or is in such a block already.
+        ValueError: A joinable has another group, or is already in such a block.
         DistBackendError: With `throw_on_early_termination`, on all ranks; names the ranks that ran out.
 
     Example:

@@ -119,7 +119,7 @@ class LayerCall:
             divided: Whether the ranks get equal blocks of it.
 
         Raises:
-            TypeError: No integer.
+            TypeError: Not an integer.
             ValueError: There is no such dimension, or it is not divisible.
         """
         shape = np.shape(getval(x))

@@ -14,14 +14,14 @@ def split_microbatches(batch: Any, num_microbatches: int, name: str = "batch") -
 
     Args:
         batch: An array, or nested lists, tuples and dicts of arrays.
-        num_microbatches: Into how many.
-        name: What errors call it.
+        num_microbatches: The number of micro-batches.
+        name: Its name in errors.
 
     Returns:
         The micro-batches, each with the structure of `batch`.
 
     Raises:
-        TypeError: There is something else than arrays in it.
+        TypeError: It contains objects other than arrays.
         ValueError: An array has no dimension 0, or one that does not divide; names the sizes.
 
     Example:
@@ -57,14 +57,14 @@ def split_microbatches(batch: Any, num_microbatches: int, name: str = "batch") -
 
 
 def merge_microbatches(parts: list[Any]) -> Any:
-    """Put micro-batches together along dimension 0; numbers and arrays without dimensions become one array of them.
+    """Concatenate micro-batches along dimension 0; numbers and arrays without dimensions are stacked into one array.
 
     Args:
         parts: The micro-batches, all of one structure.
 
     Raises:
-        TypeError: There is something else than arrays in them.
-        ValueError: There are none, or they cannot be put together.
+        TypeError: They contain objects other than arrays.
+        ValueError: There are none, or they cannot be concatenated.
 
     Example:
         >>> merge_microbatches([np.zeros((1, 2)), np.ones((2, 2))])

@@ -26,7 +26,7 @@ class PeriodicAverager:
     them over a subgroup, or not at all: `communication_hooks.post_local_sgd` does both.
 
     Args:
-        period: Average once in so many steps.
+        period: The number of steps between averages.
         warmup_steps: Do nothing in the first steps.
         group: A ProcessGroup or a DeviceMesh; the world if None.
 
@@ -58,7 +58,7 @@ class PeriodicAverager:
         self.step = 0
 
     def average_parameters(self, tree: Any) -> None:
-        """Count a step and, if it is its turn, replace the arrays by their mean over the group, in place.
+        """Count a step and, in every `period`-th one, replace the arrays by their mean over the group, in place.
 
         Args:
             tree: Dicts, lists and tuples of arrays, as for `average_parameters`.
@@ -135,7 +135,7 @@ def broadcast_parameters(tree: Any, group: GroupLike = None, src: int = 0) -> An
     """Copy the arrays of one rank into those of all others, in place; all ranks call it, before training.
 
     Args:
-        tree: Arrays of any dtypes, in dicts, lists and tuples within each other; None counts as nothing. All ranks must
+        tree: Arrays of any dtypes, in nested dicts, lists and tuples; None is ignored. All ranks must
             pass the same structure, with the same dtypes and shapes.
         group: A ProcessGroup or a DeviceMesh; the world if None.
         src: Global rank of the source.
@@ -144,7 +144,7 @@ def broadcast_parameters(tree: Any, group: GroupLike = None, src: int = 0) -> An
         `tree`.
 
     Raises:
-        TypeError: A number, which cannot be written in place, or something else that is not an array.
+        TypeError: A number, which cannot be written in place, or another object that is not an array.
         ValueError: An array is read-only, or `src` is not in the group.
         DistBackendError: The ranks' trees differ, or a rank failed.
 
@@ -178,7 +178,7 @@ def average_parameters(tree: Any, group: GroupLike = None) -> Any:
         `tree`.
 
     Raises:
-        TypeError: A number, an array of integers, or something else that is not an array.
+        TypeError: A number, an array of integers, or another object that is not an array.
         ValueError: An array is read-only.
         DistBackendError: The ranks' trees differ, or a rank failed.
 

@@ -35,7 +35,7 @@ _OVERLAPPED = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 
 
 class Action(NamedTuple):
-    """One action of a rank: `str` writes it as torch does, `Action.parse` reads it.
+    """One action of a rank: `str` returns torch's notation, and `Action.parse` reads it.
 
     Attributes:
         stage: The stage, from 0 on.
@@ -59,7 +59,7 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Action:
-        """Return the action that `text` writes.
+        """Return the action that `text` denotes.
 
         Args:
             text: Stage, kind and micro-batch, such as `2F0` or `1SEND_F3`.

@@ -24,10 +24,10 @@ Loss = Callable[[Any, Any], tuple[Any, Any]]
 
 
 class PipelineStep(NamedTuple):
-    """What a rank has after a step.
+    """The results of a step on this rank.
 
     Attributes:
-        outputs: On the rank of the last stage, what it returned, put together along dimension 0; elsewhere None.
+        outputs: On the rank of the last stage, its outputs, concatenated along dimension 0; elsewhere None.
         losses: On the rank of the last stage, the loss of each micro-batch, in order; elsewhere, and without a target,
             None.
         gradients: For each stage of this rank, the sum of its gradients over the micro-batches, divided by their number
@@ -40,9 +40,9 @@ class PipelineStep(NamedTuple):
 
 
 class PipelineRunner:
-    """The stages of this rank in a pipeline, run as a schedule says. All ranks of the group make it together.
+    """The stages of this rank in a pipeline, run by a schedule. All ranks of the group create it together.
 
-    The ranks compare their schedules once. A rank whose stage raises tells the others, whose calls then raise as well;
+    The ranks compare their schedules once. If a stage raises an error, the calls of the other ranks raise as well;
     after that the group cannot be used.
 
     Args:
@@ -116,18 +116,18 @@ class PipelineRunner:
         Args:
             x: On the rank of the first stage, the batch: an array, or a tree of arrays, which is split into micro-
                 batches along dimension 0. Ignored elsewhere.
-            target: On the rank of the last stage, what `loss` gets, split likewise. Ignored elsewhere.
-            return_outputs: Whether to keep what the last stage returns.
+            target: On the rank of the last stage, the second argument of `loss`, split likewise. Ignored elsewhere.
+            return_outputs: Whether to keep the outputs of the last stage.
             kw: Keyword arguments of the forwards of this rank. Arrays are split likewise; other values are passed on.
 
         Returns:
             Outputs, losses and gradients; see `PipelineStep`.
 
         Raises:
-            ValueError: The micro-batches would be unequal, or what a stage returns has another shape than for earlier
+            ValueError: The micro-batches would be unequal, or a result of a stage has another shape than for earlier
                 ones. The other ranks raise DistBackendError, which names the cause.
             FloatingPointError: At debug level DETAIL, a stage returned NaN or infinity.
-            DistError: Another rank failed, or a message did not come within the timeout.
+            DistError: Another rank failed, or a message did not arrive within the timeout.
         """
         return self._run("step", x, target, kw, return_outputs, not self.schedule.has_backward)
 
@@ -140,7 +140,7 @@ class PipelineRunner:
         self._transfers.forget_shapes()
 
     def timeline(self) -> PipelineTimeline:
-        """Return what all ranks computed when in the last step, as measured. All ranks call it.
+        """Return the measured times of the computations of all ranks in the last step. All ranks call it.
 
         The clock is that of the host, so pictures over several hosts are off by the difference of their clocks.
         """

@@ -22,12 +22,12 @@ from meshdist.system.plurals import counted
 class Schedule:
     """A table of the actions of a pipeline: a row for each rank, a column for each step, None or empty where idle.
 
-    `gpipe`, `one_f_one_b`, `interleaved` and others make it; or write it by hand. Sends and receives may be in the
-    table, or else they are added where it is run. The notation is that of torch.distributed.pipelining.
+    `gpipe`, `one_f_one_b`, `interleaved` and others create one; or write it by hand. Sends and receives may be in the
+    table; otherwise they are added when it runs. The notation is that of torch.distributed.pipelining.
 
     Args:
         rows: For each rank, its actions: `Action`, their text such as `"2F0"`, or None; or a line of text with spaces.
-        name: How drawings and messages call it.
+        name: Its name in drawings and messages.
 
     Attributes:
         name: Its name.
@@ -105,11 +105,11 @@ class Schedule:
         """Prove the schedule complete and free of deadlock, and return it.
 
         Each micro-batch goes through each stage once, forward and, if any does, backward: a forward before its
-        backward, a backward of the input before that of the weights. Sends never wait, and a receive is waited for
-        where its data is used, as `PipelineRunner` does it.
+        backward, a backward of the input before that of the weights. As in `PipelineRunner`, sends never wait, and the
+        action that uses the data of a receive waits for it.
 
         Raises:
-            ScheduleError: It is not; names rank, step and action, and for a deadlock the cycle of ranks.
+            ScheduleError: It fails the check; names rank, step and action, and for a deadlock the cycle of ranks.
         """
         check_table(self._table)
         return self
@@ -128,7 +128,7 @@ class Schedule:
         return Schedule(kept, self.name)
 
     def simulate(self, costs: PipelineCosts | None = None) -> PipelineTimeline:
-        """Return when each computation runs: makespan, bubble, peak of live activations, and a picture of it.
+        """Return the times of all computations, with makespan, bubble, peak of live activations, and a picture.
 
         Args:
             costs: How long the actions take. None: 1 for a forward and for each half of a backward.

@@ -22,7 +22,7 @@ Cost = float | Sequence[float]
 
 @dataclass(frozen=True)
 class PipelineCosts:
-    """How long the actions of a pipeline take, in any unit: a number for all stages, or one for each.
+    """The times of the actions of a pipeline, in any unit: one number for all stages, or one for each.
 
     Attributes:
         forward: A forward.

@@ -14,8 +14,8 @@ class PipelineStage:
     """The functions of one stage of a pipeline; any callables.
 
     Values that go from stage to stage (`x`, `y`, `dy`, `dx`) are arrays or nested lists, tuples and dicts of arrays.
-    They have the same shapes for every micro-batch, and are not changed once they were returned: they are sent from
-    where they are. Give `backward`, or both of its halves, or all three.
+    They have the same shapes for every micro-batch. They are sent without a copy, so they must not be changed after
+    they were returned. Give `backward`, or both of its halves, or all three.
 
     Attributes:
         forward: `forward(x, **kw) -> (y, saved)`. `saved` is any object that the backward needs.
@@ -68,7 +68,7 @@ class PipelineStage:
     def first_half(self, saved: Any, dy: Any) -> tuple[Any, Callable[[], Any]]:
         """Return `dx`, and a function that returns the gradients of the parameters.
 
-        A stage with `backward` alone does all of it here.
+        A stage that has only `backward` runs all of it here.
         """
         of_input, of_weight = self.backward_input, self.backward_weight
         if of_input is None or of_weight is None:
@@ -128,11 +128,11 @@ class GradientSum:
 
 
 def autograd_stage(fun: Callable[..., Any], parameters: Any) -> PipelineStage:
-    """Return a pipeline stage from its forward alone: `meshdist.autograd` makes both halves of the backward.
+    """Return a pipeline stage from its forward alone: `meshdist.autograd` derives both halves of the backward.
 
-    The halves compute nothing twice: `backward_input` keeps the gradients that reach an operation with parameters, and
-    `backward_weight` goes on from there. A stage that gets integers, such as the first one of a language model, has no
-    gradient of its input.
+    Nothing is computed twice: `backward_input` keeps the gradients that reach an operation with parameters, and
+    `backward_weight` continues from there. A stage that gets integers, such as the first one of a language model, has
+    no gradient of its input.
 
     Args:
         fun: `fun(parameters, x, **kw)` returns the output of the stage, an array or nested lists, tuples and dicts of

@@ -45,7 +45,7 @@ class PowerSGD:
     ) -> None:
         self.__name__ = "power_sgd" if by_parameter else "batched_power_sgd"
         if isinstance(rank, GradBucket):
-            raise TypeError(f"{self.__name__} makes a hook; write hook={self.__name__}()")
+            raise TypeError(f"{self.__name__} creates a hook; write hook={self.__name__}()")
         self.steps = 0
         self._rank = checked_count(self.__name__, "rank", rank, 1)
         self._start_iteration = checked_count(self.__name__, "start_iteration", start_iteration, 0)

@@ -41,25 +41,25 @@ class GradientReducer(Joinable):
 
     The gradients are views of flat buckets. A bucket is reduced by one async all_reduce, which starts once all its
     gradients are ready: in the order of the buckets, which is the same on all ranks. The last buckets, if `wait` came
-    less than 0.2 ms after them in the step before, are reduced by `wait`. All ranks make the reducer, and then make the
-    same steps: `ready` for every parameter, in any order, and `wait`.
+    less than 0.2 ms after them in the step before, are reduced by `wait`. All ranks create the reducer, and then make
+    the same steps: `ready` for every parameter, in any order, and `wait`.
 
-    What goes wrong in a step on one rank is raised by `wait` on all ranks, with the name of the parameter and the rank:
-    a parameter without a gradient, `ready` twice, a gradient of another shape or dtype and, with MESHDIST_DEBUG=DETAIL,
-    NaNs. The group and the reducer can be used after it.
+    `wait` raises the errors of any rank on all ranks, with the name of the parameter and the rank: a parameter without
+    a gradient, a second `ready`, a gradient of another shape or dtype and, with MESHDIST_DEBUG=DETAIL, NaNs. The group
+    and the reducer can be used afterwards.
 
     Args:
         named_arrays: The parameters, or arrays like their gradients: a dict by name, or pairs (name, array). Floating
-            or complex, NumPy's or CuPy's, of any shapes; the same names, shapes and dtypes on all ranks, in the same
+            or complex NumPy or CuPy arrays, of any shapes; the same names, shapes and dtypes on all ranks, in the same
             order.
         group: A ProcessGroup or a DeviceMesh; the world if None.
-        bucket_bytes: A bucket is closed once it has so many bytes.
+        bucket_bytes: The size at which a bucket is closed, in bytes.
         first_bucket_bytes: The same for the first bucket, which is small so that communication begins early.
         hook: `hook(bucket)` reduces a GradBucket instead of the all_reduce. It returns a Work, a Future or an array,
             whose result becomes the content of the bucket, or None once it has changed the bucket in place. If it takes
-            several rounds, it is a generator: it yields what it waits for, and returns the result. The ranks tell each
-            other of faults in a small call of its own, over the group that is its attribute `fault_group`, if it has
-            one. See `communication_hooks`.
+            several rounds, it is a generator: it yields each Work to wait for, and returns the result. If it has an
+            attribute `fault_group`, the ranks exchange faults over that group, in a separate small call. See
+            `communication_hooks`.
         find_unused_parameters: At `wait`, parameters without gradient on this rank take part with zeros.
 
     Attributes:
@@ -68,7 +68,7 @@ class GradientReducer(Joinable):
         buckets: The GradBuckets, in the order in which they are reduced.
 
     Raises:
-        TypeError: No arrays, or ones of integers; a number of bytes that is not an integer; a hook that is not
+        TypeError: Not arrays, or arrays of integers; a number of bytes that is not an integer; a hook that is not
             callable.
         ValueError: No parameters, two of one name, a negative number of bytes, or this rank is not in the group.
         DistBackendError: The ranks' parameters differ; raised on all ranks with the first difference.
@@ -167,7 +167,7 @@ class GradientReducer(Joinable):
     def ready(self, name: str, gradient: Any = None) -> None:
         """Say that the gradient of a parameter is complete; start the reduction of its bucket if that is full.
 
-        After it, the gradient belongs to the reducer until `wait` returns.
+        Do not use the gradient after that until `wait` returns.
 
         Args:
             name: The name of the parameter.
@@ -233,7 +233,7 @@ class GradientReducer(Joinable):
             _log.debug("%s: step %d: %s%s", self._prefix, self._clock.steps, self._clock.last(), unused)
 
     def average(self, gradients: Mapping[str, Any]) -> NamedViews:
-        """Make a whole step with gradients that are all there: `ready` for each, the last one first, and `wait`.
+        """Make a whole step with complete gradients: `ready` for each, the last one first, and `wait`.
 
         Args:
             gradients: This rank's gradients by name, for all parameters; they are copied.
@@ -242,7 +242,7 @@ class GradientReducer(Joinable):
             The averages: `gradients` of the reducer, which the next step overwrites.
 
         Raises:
-            TypeError: `gradients` is no mapping.
+            TypeError: `gradients` is not a mapping.
             DistBackendError: As `wait`.
         """
         if not isinstance(gradients, Mapping):
@@ -256,8 +256,8 @@ class GradientReducer(Joinable):
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients on this rank: inside the block nothing is sent.
 
-        `ready(name, gradient)` adds to the gradients of the earlier steps; a gradient in `gradients[name]` the user
-        adds to by `+=`. The first step after the block reduces the sums. All ranks use it for the same steps.
+        `ready(name, gradient)` adds to the gradients of the earlier steps; with `gradients[name]`, use `+=`. The first
+        step after the block reduces the sums. All ranks use it for the same steps.
 
         Raises:
             RuntimeError: The block begins in the middle of a step.
@@ -273,7 +273,7 @@ class GradientReducer(Joinable):
         """Set all gradients to zero, for a step that adds to them; it also marks the begin of the forward pass.
 
         Raises:
-            RuntimeError: A step is under way: `wait` was not called.
+            RuntimeError: A step is in progress: `wait` was not called.
         """
         self._check_between_steps("zero()")
         for flat in self._flats:
@@ -282,7 +282,7 @@ class GradientReducer(Joinable):
         self._clock.forward_begins()
 
     def statistics(self) -> ReducerStatistics:
-        """Return what the reducer consists of, and how long the parts of its steps took on this rank."""
+        """Return the parameters and buckets of the reducer, and the times of the parts of its steps on this rank."""
         bucket_bytes = tuple(int(bucket.buffer().nbytes) for bucket in self.buckets)
         return ReducerStatistics(
             group=self._group.label,
@@ -314,7 +314,7 @@ class GradientReducer(Joinable):
         return _ShadowSteps(self)
 
     def join_parameters(self) -> Any:
-        """Return the arrays that the reducer was made with."""
+        """Return the arrays that were passed to the reducer."""
         return list(self._arrays.values())
 
     def shadow_step(self) -> None:

@@ -34,17 +34,17 @@ State = dict[str, Any]
 
 
 class ShardedOptimizer(Joinable):
-    """Updates parameters whose optimizer state is spread over the ranks of a group.
+    """Updates parameters, with the optimizer state sharded over the ranks of a group.
 
-    The results are those of the same update on all parameters on every rank, to the last bit, if the update computes
-    each element by itself, as SGD with momentum and Adam do. All ranks make the optimizer and the same steps.
+    If the update is elementwise, as in SGD with momentum and Adam, the results are bitwise equal to those of the same
+    update of all parameters on every rank. All ranks create the optimizer and make the same steps.
 
     Args:
-        named_arrays: The parameters: a dict by name, or pairs (name, array). Floating or complex, NumPy's or CuPy's;
+        named_arrays: The parameters: a dict by name, or pairs (name, array). Floating or complex NumPy or CuPy arrays;
             the same on all ranks. They are copied.
         update: `update(parameters, gradients, state, **options)` changes `parameters` in place, or returns the new
             ones. Both are flat arrays of shape `(elements,)`: this rank's block of the parameters of one dtype. `state`
-            is a dict for the update to keep what it needs, empty in the first step.
+            is a dict in which the update keeps its state, empty in the first step.
         group: A ProcessGroup or a DeviceMesh; the world if None.
         **options: Passed to `update`, such as a learning rate; `step` may change them.
 
@@ -53,7 +53,7 @@ class ShardedOptimizer(Joinable):
         gradients: By name, arrays to write the gradients into.
 
     Raises:
-        TypeError: No arrays, ones of integers, or `update` is not callable.
+        TypeError: Not arrays, arrays of integers, or `update` is not callable.
         ValueError: No parameters, two of one name, or this rank is not in the group.
         DistBackendError: The ranks' parameters differ; raised on all ranks with the first difference.
 
@@ -103,7 +103,7 @@ class ShardedOptimizer(Joinable):
 
     @property
     def state(self) -> list[State]:
-        """What `update` keeps on this rank: a dict for each dtype of the parameters."""
+        """The state of `update` on this rank: a dict for each dtype of the parameters."""
         return [shard.state for shard in self._shards]
 
     def step(self, gradients: Mapping[str, Any] | None = None, **options: Any) -> None:
@@ -146,8 +146,8 @@ class ShardedOptimizer(Joinable):
         """Return the whole state on all ranks, for a checkpoint; all ranks call it.
 
         Returns:
-            For each key of the state: by parameter, the arrays that were spread over the ranks, in its shape; or else
-            the value of this rank, such as a number of steps. It does not depend on the number of ranks.
+            For each key of the state: by parameter, the sharded arrays, in the shape of the parameter; or the value of
+            this rank, such as a number of steps. It does not depend on the number of ranks.
 
         Raises:
             DistBackendError: A rank failed.
@@ -166,7 +166,7 @@ class ShardedOptimizer(Joinable):
         return whole
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take this rank's part of a state that `consolidate_state_dict` returned, on any number of ranks.
+        """Load this rank's part of a state that `consolidate_state_dict` returned, on any number of ranks.
 
         Args:
             state_dict: The whole state, the same on all ranks.
@@ -188,7 +188,7 @@ class ShardedOptimizer(Joinable):
         return self._group
 
     def join_hook(self) -> JoinHook:
-        """Return the hook that goes on updating this rank's block, with gradients of zero."""
+        """Return the hook that continues to update this rank's block, with gradients of zero."""
         return _ShadowUpdates(self)
 
     def shadow_step(self) -> None:

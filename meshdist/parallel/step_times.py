@@ -31,7 +31,7 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class ReducerStatistics:
-    """What a GradientReducer consists of, and how its steps went on this rank.
+    """The parameters and buckets of a GradientReducer, and the times of its steps on this rank.
 
     Attributes:
         group: The label of the group.
@@ -41,11 +41,11 @@ class ReducerStatistics:
         parameter_bytes: The bytes of all gradients.
         bucket_bytes: The bytes of each bucket, in the order in which they are reduced.
         hook: The name of the communication hook.
-        find_unused_parameters: As it was made with.
+        find_unused_parameters: The argument of the reducer.
         steps: How many steps were reduced.
-        num_unused: For how many parameters the last step had no gradient, and took zeros.
-        last: The times of the last step; None before there is one.
-        mean: The mean times of all steps; None before there is one.
+        num_unused: The number of parameters without a gradient in the last step, for which zeros were used.
+        last: The times of the last step; None before the first step.
+        mean: The mean times of all steps; None before the first step.
     """
 
     group: str

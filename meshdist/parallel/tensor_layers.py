@@ -33,8 +33,8 @@ def column_parallel(
 ) -> Any:
     """Return this rank's columns of `x @ weight + bias`, where the weight is sharded by columns.
 
-    Sends nothing forward, and the gradient of `x` by an all_reduce backward. With `sequence_parallel` an all_gather
-    forward, and a reduce_scatter backward.
+    The forward sends nothing; the backward computes the gradient of `x` by an all_reduce. With `sequence_parallel`, the
+    forward is an all_gather, and the backward a reduce_scatter.
 
     Args:
         x: Shape (..., features), of a floating dtype; the same on all ranks of the axis. With `sequence_parallel` this
@@ -49,7 +49,7 @@ def column_parallel(
         Shape (..., block). Differentiable by `meshdist.autograd`, as all layers here.
 
     Raises:
-        TypeError: No arrays of floating dtypes, or DTensors, for which `x @ weight` does the same.
+        TypeError: Not arrays of floating dtypes, or DTensors, for which `x @ weight` does the same.
         ValueError: Shapes do not fit, or `x` has no such dimension.
 
     Example:
@@ -89,8 +89,8 @@ def row_parallel(
 ) -> Any:
     """Return `x @ weight + bias`, where `x` is sharded by columns, and the weight by the same rows.
 
-    Sends the sum of the ranks' products by an all_reduce forward, and nothing backward. With `sequence_parallel` by a
-    reduce_scatter forward, an all_gather backward, and an all_reduce of the gradient of `bias`.
+    The forward sums the ranks' products by an all_reduce; the backward sends nothing. With `sequence_parallel`, the
+    forward is a reduce_scatter, and the backward an all_gather, and an all_reduce of the gradient of `bias`.
 
     Args:
         x: This rank's columns, shape (..., block), as `column_parallel` returns them.
@@ -134,14 +134,14 @@ def layer_norm(x: Any, gain: Any, bias: Any = None, *, eps: float = 1e-5, axis: 
         eps: Added to the variance.
         axis: With sequence parallelism the axis that shards `x` along the sequence, as in `column_parallel`: `gain` and
             `bias` are the same on all ranks, and their gradients are added along it, by one all_reduce of both. None:
-            each rank's gradients are those of its own rows. So write it where all ranks have the same `x`, or where
-            the gradients are added later, with others.
+            each rank's gradients are those of its own rows. Use None if all ranks have the same `x`, or if the
+            gradients are added later, with others.
 
     Returns:
         The shape of `x`.
 
     Raises:
-        TypeError: No arrays of floating dtypes, or DTensors.
+        TypeError: Not arrays of floating dtypes, or DTensors.
         ValueError: Shapes do not fit.
 
     Example:

@@ -29,9 +29,9 @@ def vocab_parallel_embedding(
 ) -> Any:
     """Return `table[indices]`, where each rank has the rows of a block of the vocabulary.
 
-    Sends the result by an all_reduce forward, and nothing backward. With `sequence_parallel` by a reduce_scatter
-    forward, and its gradient by an all_gather backward. Without `vocab_size`, two numbers more forward, to compare
-    the sizes of the blocks.
+    The forward computes the result by an all_reduce; the backward sends nothing. With `sequence_parallel`, the forward
+    is a reduce_scatter, and the backward an all_gather. Without `vocab_size`, the forward also sends two numbers, to
+    compare the sizes of the blocks.
 
     Args:
         indices: Integers of any shape, the same on all ranks of the axis, with `sequence_parallel` too.
@@ -81,8 +81,8 @@ def vocab_parallel_embedding(
 def vocab_parallel_cross_entropy(logits: Any, targets: Any, *, axis: GroupLike, vocab_size: int | None = None) -> Any:
     """Return the cross entropy of each target, -log(softmax(logits)[target]), of logits sharded along the vocabulary.
 
-    Sends the maxima of the logits by an all_reduce, then the sums of exponentials and the logits of the targets by
-    another: 3 numbers for each target. Sends nothing backward. The logits are never gathered.
+    The forward needs two all_reduces: of the maxima of the logits, and of the sums of exponentials and the logits of
+    the targets, in all 3 numbers for each target. The backward sends nothing. The logits are never gathered.
 
     Args:
         logits: This rank's block, shape (..., block), as `torch.chunk` splits the vocabulary. Dtypes of less than 4
@@ -92,7 +92,7 @@ def vocab_parallel_cross_entropy(logits: Any, targets: Any, *, axis: GroupLike, 
         vocab_size: The columns of all blocks. None: they are equal.
 
     Returns:
-        Shape (...): a loss for each target, the same on all ranks. Its gradient has to be the same on all ranks too.
+        Shape (...): a loss for each target, the same on all ranks. Its gradient must be the same on all ranks, too.
 
     Raises:
         TypeError: No logits of a floating dtype, targets that are not integers, or DTensors.

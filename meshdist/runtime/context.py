@@ -61,7 +61,7 @@ def current_world() -> WorldView:
     if slot.world is None:
         if slot.orphaned is not None:
             raise ValueError(f"the default process group {slot.orphaned}")
-        state = "was destroyed already" if slot.had_world else "has not been initialized"
+        state = "has already been destroyed" if slot.had_world else "has not been initialized"
         raise ValueError(f"the default process group {state}; call meshdist.init_process_group() first")
     return slot.world
 

@@ -144,8 +144,8 @@ def not_yet(limit_s: float, what_for: str = "") -> str:
 class Future(Completion):
     """A value that becomes available later: of a Work (`Work.get_future()`), of a callback (`then`), or set by hand.
 
-    A callback runs at once if the value is available, else on the thread that sets it. For a Work that is the progress
-    thread, so callbacks should be short; they may start calls, but must not wait for them.
+    A callback runs immediately if the value is available, else on the thread that sets it. For a Work, this is the
+    progress thread, so callbacks should be short; they may start calls, but must not wait for them.
 
     Example:
         >>> future = Future()
@@ -230,7 +230,7 @@ class Future(Completion):
         """Set the value.
 
         Raises:
-            RuntimeError: It is done already.
+            RuntimeError: It is already done.
         """
         self._refuse_second("set_result")
         self._value = result
@@ -241,7 +241,7 @@ class Future(Completion):
 
         Raises:
             TypeError: Not an exception.
-            RuntimeError: It is done already.
+            RuntimeError: It is already done.
         """
         if not isinstance(result, BaseException):
             raise TypeError(f"Future.set_exception: result must be an exception, got {type(result).__name__}")
@@ -272,8 +272,7 @@ class WorkQueue(Protocol):
 class Work(Completion):
     """The handle of a call that was started with `async_op=True`, or by `isend` or `irecv`.
 
-    The arrays belong to the call until it is done: do not read or write them before `wait` returns. The call is carried
-    out also if its Work is dropped.
+    Do not read or write the arrays of the call before `wait` returns. The call is executed even if its Work is dropped.
 
     Example:
         >>> import numpy as np
@@ -309,7 +308,7 @@ class Work(Completion):
         return f"<{type(self).__name__} of {self._error_prefix}: {state}>"
 
     def wait(self, timeout: Timeout | None = None) -> bool:
-        """Block until the call is done and return True.
+        """Block until the call is complete and return True.
 
         Args:
             timeout: In seconds or a timedelta. None waits until the call ends, which has the group's timeout.

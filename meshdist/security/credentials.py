@@ -16,7 +16,7 @@ SECRET_FILE_VARIABLE = "MESHDIST_SECRET_FILE"
 TLS_CERT_VARIABLE = "MESHDIST_TLS_CERT"
 TLS_KEY_VARIABLE = "MESHDIST_TLS_KEY"
 TLS_CA_VARIABLE = "MESHDIST_TLS_CA"
-SET_ALIKE = f"set {ENCRYPTION} and {TLS_CERT_VARIABLE} alike on all processes of the job"
+SET_ALIKE = f"set {ENCRYPTION} and {TLS_CERT_VARIABLE} to the same values on all processes of the job"
 """What to do where only one side of a connection is encrypted."""
 
 _MOST_BYTES = 4096

@@ -48,9 +48,7 @@ class _ForgottenError(DistNetworkError):
     """Report a connection that was made again, and that the server does not know."""
 
     def __init__(self, name: str, server_id: bytes) -> None:
-        super().__init__(
-            f"lost the store at {name}: a connection was reset, and made again too late or to another store"
-        )
+        super().__init__(f"lost the store at {name}: a connection was reset, and restored too late or to another store")
         self.server_id = server_id
 
 
@@ -243,7 +241,7 @@ class StoreClient:
                     raise
             self._closing.wait(deadline.slice_s(pause_s))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        after = f"its connection was reset, and none could be made again within {patience_s:.1f} s: {failure}"
+        after = f"its connection was reset, and could not be restored within {patience_s:.1f} s: {failure}"
         raise TimeoutError(errno.ETIMEDOUT, after)
 
     def _dial(self, slot: _Slot, deadline: Deadline, attempt_s: float, handshake_s: float | None = None) -> None:

@@ -31,16 +31,17 @@ class OtherJobsFileError(DistStoreError):
 
 
 class FileStore(RequestStore):
-    """A store in a file, for processes that share a file system; NFS will do.
+    """A store in a file, for processes that share a file system, such as NFS.
 
     Every change is a record at the end of the file, written under a lock of the open file; each user replays the
     records that it has not seen. Only the owner can read and write the file, and it grows with every change.
 
     With a `world_size`, the file belongs to one run: a file left over from an earlier run, or in use by another, is
-    refused, and the last of the `world_size` users to leave deletes it. Without, it stays, for any number of users.
+    rejected, and the last of the `world_size` users to leave deletes it. Without a `world_size`, the file is kept, and
+    any number of users may open it.
 
     Args:
-        file_name: The file, made if it is not there; its directory must be.
+        file_name: The file, which is created if it does not exist; its directory must exist.
         world_size: How many stores (usually one a rank) will use the file, or -1 for any number.
         timeout: How long calls wait by default: a timedelta or seconds.
 

@@ -27,8 +27,8 @@ _S = TypeVar("_S", bound="Store")
 class Store(ABC):
     """Keys and values that the ranks of a job share.
 
-    A store of one's own defines `set`, `get`, `add` and `check`; with them `wait`, `multi_get` and `multi_set` work.
-    `compare_set`, `append`, `delete_key`, `num_keys` and `list_keys` say that they are missing until they are defined.
+    A subclass must define `set`, `get`, `add` and `check`; `wait`, `multi_get` and `multi_set` use these.
+    `compare_set`, `append`, `delete_key`, `num_keys` and `list_keys` raise an error unless the subclass defines them.
 
     Example:
         >>> from meshdist.store import HashStore
@@ -42,19 +42,19 @@ class Store(ABC):
 
     @abstractmethod
     def set(self, key: str, value: Value) -> None:
-        """Store `value` (text is encoded as UTF-8) under `key`, in place of what was there."""
+        """Store `value` (text is encoded as UTF-8) under `key`, replacing any earlier value."""
 
     @abstractmethod
     def get(self, key: str) -> bytes:
-        """Return the value of `key`, as soon as there is one.
+        """Return the value of `key`, as soon as it exists.
 
         Raises:
-            DistStoreError: There was none within the store's timeout; names the key.
+            DistStoreError: It did not exist within the store's timeout; names the key.
         """
 
     @abstractmethod
     def add(self, key: str, amount: int) -> int:
-        """Add `amount` to the number that `key` holds as decimal text, 0 where it is missing, and return the sum.
+        """Add `amount` to the number that `key` holds as decimal text, 0 if it is missing, and return the sum.
 
         Raises:
             ValueError: The value is not a number.
@@ -62,17 +62,17 @@ class Store(ABC):
 
     @abstractmethod
     def check(self, keys: Sequence[str]) -> bool:
-        """Return True if all `keys` are there now; does not wait."""
+        """Return True if all `keys` exist now; does not wait."""
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
-        """Wait until all `keys` are there.
+        """Wait until all `keys` exist.
 
         Args:
             keys: The keys.
             timeout: A timedelta or seconds; the store's timeout if None.
 
         Raises:
-            DistStoreError: Some were not there at the deadline; names them.
+            DistStoreError: Some did not exist at the deadline; names them.
         """
         names = check_keys(keys)
         deadline = Deadline(timeout, self.timeout.total_seconds())
@@ -88,20 +88,20 @@ class Store(ABC):
         """Store `desired_value` if `key` holds `expected_value`, or is missing and `expected_value` is empty.
 
         Returns:
-            The value that `key` holds afterwards; where it is missing and stays so, `expected_value`.
+            The value of `key` afterwards, or `expected_value` if the key is still missing.
         """
         raise self._lacks("compare_set")
 
     def append(self, key: str, value: Value) -> None:
-        """Add `value` to the end of the value of `key`, which need not be there."""
+        """Append `value` to the value of `key`, which need not exist."""
         raise self._lacks("append")
 
     def delete_key(self, key: str) -> bool:
-        """Remove `key`; return True if it was there."""
+        """Remove `key`; return True if it existed."""
         raise self._lacks("delete_key")
 
     def num_keys(self) -> int:
-        """Return how many keys there are."""
+        """Return the number of keys."""
         raise self._lacks("num_keys")
 
     def list_keys(self) -> list[str]:
@@ -109,20 +109,20 @@ class Store(ABC):
         raise self._lacks("list_keys")
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values of `keys`, as soon as all are there.
+        """Return the values of `keys`, as soon as all exist.
 
         Raises:
-            DistStoreError: Some were not there within the store's timeout; names them.
+            DistStoreError: Some keys did not exist within the store's timeout; names them.
         """
         names = check_keys(keys)
         self.wait(names)
         return [self.get(key) for key in names]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        """Store each of `values` under its one of `keys`.
+        """Store each of `values` under the key at the same position in `keys`.
 
         Raises:
-            ValueError: There are not as many values as keys.
+            ValueError: The numbers of keys and values differ.
         """
         for key, value in zip(*check_pairs(keys, values), strict=True):
             self.set(key, value)
@@ -137,15 +137,15 @@ class Store(ABC):
         return timedelta(seconds=min(self._timeout_s, timedelta.max.total_seconds() - 1))
 
     def has_extended_api(self) -> bool:
-        """Return True if append, multi_get and multi_set are each one atomic step."""
+        """Return True if append, multi_get and multi_set are atomic."""
         return False
 
     def close(self) -> None:
-        """Give back what the store holds, such as connections; may be called more than once."""
+        """Release the resources of the store, such as connections; may be called more than once."""
         return
 
     def withdraw(self) -> None:
-        """Close the store as if it had never been used: for a rank that is refused. The same as `close` for most."""
+        """Close the store as if it had never been used, for a rank that was rejected; often the same as `close`."""
         self.close()
 
     def __enter__(self: _S) -> _S:

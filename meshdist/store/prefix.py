@@ -50,7 +50,7 @@ class PrefixStore(Store):
         self._store.set(self._full(key), value)
 
     def get(self, key: str) -> bytes:
-        """Return the value of `prefix/key`, as soon as there is one."""
+        """Return the value of `prefix/key`, as soon as it exists."""
         return self._store.get(self._full(key))
 
     def add(self, key: str, amount: int) -> int:
@@ -61,27 +61,27 @@ class PrefixStore(Store):
         return self._store.check(self._all_full(keys))
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
-        """Wait until all `keys` are there; the error names them in full, `prefix/key`."""
+        """Wait until all `keys` exist; the error names them in full, `prefix/key`."""
         self._store.wait(self._all_full(keys), timeout)
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
-        """Store `desired_value` if `prefix/key` holds `expected_value`; return what it holds."""
+        """Store `desired_value` if `prefix/key` holds `expected_value`; return its value afterwards."""
         return self._store.compare_set(self._full(key), expected_value, desired_value)
 
     def append(self, key: str, value: Value) -> None:
-        """Add `value` to the end of the value of `prefix/key`."""
+        """Append `value` to the value of `prefix/key`."""
         self._store.append(self._full(key), value)
 
     def delete_key(self, key: str) -> bool:
-        """Remove `prefix/key`; return True if it was there."""
+        """Remove `prefix/key`; return True if it existed."""
         return self._store.delete_key(self._full(key))
 
     def num_keys(self) -> int:
-        """Return how many keys the underlying store has, those outside this part included."""
+        """Return the number of keys of the underlying store, including those outside this prefix."""
         return self._store.num_keys()
 
     def list_keys(self) -> list[str]:
-        """Return the keys of this part, without the prefix."""
+        """Return the keys under the prefix, without the prefix."""
         start = self._full("")
         return [key[len(start) :] for key in self._store.list_keys() if key.startswith(start)]
 

@@ -41,24 +41,24 @@ class TCPStore(RequestStore):
     """A store that one process, the master, hosts, and that others reach over TCP.
 
     Only processes with the job's secret can connect. Without a secret, only this host's loopback addresses can be used.
-    Connections from other hosts are encrypted by TLS, see MESHDIST_ENCRYPTION. A connection that is reset is made
-    again, and each request is carried out once.
+    Connections from other hosts are encrypted by TLS, see MESHDIST_ENCRYPTION. After a connection reset, the client
+    reconnects, and each request is executed exactly once.
 
     Args:
         host_name: The master's host.
-        port: The master's port; on the master, 0 picks a free one, to be read from `port`.
-        world_size: How many stores will join, the master's among them; None or -1 where that is not fixed.
+        port: The master's port; on the master, 0 selects a free port, which the attribute `port` returns.
+        world_size: The number of stores that will join, including the master's; None or -1 if it is not fixed.
         is_master: Host the store in this process, in a thread of its own.
         timeout: How long to wait for the master and the others, and the calls' default: a timedelta or seconds.
         wait_for_workers: With a `world_size`, return only when that many have joined.
-        multi_tenant: On the master: if a store of this job already has the port, join it; and a store that is hosted
-            ends only when its last client has left.
+        multi_tenant: On the master: if a store of this job already uses the port, join it; a store that this process
+            hosts ends only when its last client has left.
         master_listen_fd: On the master: a bound socket to listen on instead of a new one; the store closes it.
-        use_libuv: Accepted for compatibility; there is one kind of server.
+        use_libuv: Accepted for compatibility, and ignored.
         secret: The job's secret; MESHDIST_SECRET if None.
 
     Raises:
-        TypeError: An argument has another type, such as a timeout in the place of `is_master`.
+        TypeError: An argument has a wrong type, such as a timeout in the position of `is_master`.
         DistNetworkError: The port is taken, the master does not answer, or is not a store of this job; or the host can
             be reached from other hosts and there is no secret; or only one of the two sides uses TLS.
         ValueError: The variables of TLS and encryption contradict each other, or name files that cannot be used.
@@ -184,9 +184,9 @@ class TCPStore(RequestStore):
     def set_last_will(self, values: Mapping[str, Value]) -> None:
         """Set the last will: keys that the server sets, if missing, when this client's connection ends in any way.
 
-        So the others learn that this process was killed or disconnected. A connection that is reset while this process
-        lives is made again; the server waits for that for 9 seconds. Use a separate store for it, and make no other
-        calls on that: other calls may drop connections. A later call replaces the values.
+        This tells the other processes that this one was killed or disconnected. If the connection is reset while this
+        process is alive, it reconnects; the server waits for this for 9 seconds. Use a separate store for the last
+        will, and make no other calls on it, since they may drop connections. A later call replaces the values.
 
         Example:
             >>> with TCPStore("127.0.0.1", 0, is_master=True) as store:

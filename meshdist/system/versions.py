@@ -29,7 +29,7 @@ def versions() -> dict[str, str]:
 
 
 def show_versions() -> None:
-    """Print what a report of a problem needs: versions, the machine, and whether the compiled core is used.
+    """Print the facts that a bug report needs: versions, the machine, and whether the compiled core is used.
 
     Example:
         >>> show_versions()  # doctest: +ELLIPSIS

@@ -25,7 +25,7 @@ def _made(
 
 
 def empty(shape: Any, dtype: Any = float, *, mesh: DeviceMesh, placements: Placements | None = None) -> DTensor:
-    """Return an array of any values; see `numpy.empty`, and `distribute_tensor` for the placements."""
+    """Return an uninitialized array; see `numpy.empty`, and `distribute_tensor` for the placements."""
     return _made("empty", shape, mesh, placements, lambda block: array_module(mesh).empty(block, dtype))
 
 
@@ -55,7 +55,7 @@ def arange(
     mesh: DeviceMesh,
     placements: Placements | None = None,
 ) -> DTensor:
-    """Return evenly spaced values, the same as `numpy.arange` makes; see `distribute_tensor` for the placements."""
+    """Return evenly spaced values, as `numpy.arange`; see `distribute_tensor` for the placements."""
     if stop is None:
         start, stop = 0, start
     rows = max(0, int(np.ceil((stop - start) / step)))
@@ -87,7 +87,7 @@ def linspace(
     mesh: DeviceMesh,
     placements: Placements | None = None,
 ) -> DTensor:
-    """Return evenly spaced numbers from `start` to `stop`, the same as `numpy.linspace` makes.
+    """Return evenly spaced numbers from `start` to `stop`, as `numpy.linspace`.
 
     Args:
         start: The first number.

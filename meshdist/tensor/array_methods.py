@@ -1,4 +1,4 @@
-"""The methods that a DTensor has as NumPy's arrays have them; each calls NumPy's function of its name."""
+"""The methods that a DTensor has as NumPy arrays have them; each calls NumPy's function of its name."""
 
 from __future__ import annotations
 

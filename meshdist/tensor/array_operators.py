@@ -1,4 +1,4 @@
-"""The operators that a DTensor has as NumPy's arrays have them; each calls its ufunc."""
+"""The operators that a DTensor has as NumPy arrays have them; each calls its ufunc."""
 
 from __future__ import annotations
 

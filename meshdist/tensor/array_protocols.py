@@ -13,10 +13,12 @@ from meshdist.tensor.known_calls import called, known_ufuncs
 from meshdist.tensor.placements import PlacementError
 
 _unknown = object()
+# Methods by which arrays of other libraries become NumPy arrays.
+_ARRAY_OF = ("compute", "detach", "get", "numpy")
 
 
 class Absent:
-    """An attribute of NumPy's arrays that a DTensor does not have; the error says what to use.
+    """An attribute of NumPy arrays that a DTensor does not have; the error says what to use.
 
     A `__getattr__` of the class would slow every attribute of its arrays down.
     """
@@ -81,6 +83,12 @@ class ArrayProtocols:
                     "is not available for DTensors; use x.full() for the whole array, or x.to_local() for the block"
                 )
                 raise AttributeError(f"{name} {advice}", name=name, obj=self)
+            if name in _ARRAY_OF:
+                raise AttributeError(
+                    f"{type(self).__name__!r} object has no attribute {name!r}; use x.full() for the whole array, or"
+                    " x.to_local() for the block",
+                    name=name,
+                )
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:

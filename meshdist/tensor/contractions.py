@@ -141,16 +141,19 @@ def _check_rows(
     name: str, shapes: tuple[tuple[int, ...], ...], labels: tuple[Labels, ...], broadcast: bool = False
 ) -> None:
     """Raise ValueError where dimensions of one label differ; those of one row may if their label is a number."""
-    rows: dict[Hashable, int] = {}
+    rows: dict[Hashable, tuple[int, int]] = {}  # the extent of each label, and the dimension that has it
     for shape, names in zip(shapes, labels, strict=True):
-        for extent, label in zip(shape, names, strict=True):
-            known = rows.setdefault(label, extent)
+        for dim, (extent, label) in enumerate(zip(shape, names, strict=True)):
+            known, known_dim = rows.setdefault(label, (extent, dim))
             if known == extent:
                 continue
             if 1 not in (known, extent) or not (broadcast or isinstance(label, int)):
-                given = " and ".join(map(str, shapes))
-                raise ValueError(f"{name}: the shapes {given} do not fit: {known} and {extent} rows run together")
-            rows[label] = extent if known == 1 else known
+                given = " and ".join(map(str, shapes))  # in NumPy's words
+                raise ValueError(
+                    f"{name}: shapes {given} not aligned: {known} (dim {known_dim}) != {extent} (dim {dim})"
+                )
+            if known == 1:
+                rows[label] = extent, dim
 
 
 for _name in _CORE:
@@ -243,7 +246,7 @@ def vdot(a: Any, b: Any) -> Any:
     if np.shape(a) != np.shape(b):
         a, b = (x if np.ndim(x) == 1 else np.ravel(x) for x in (a, b))
     if np.shape(a) != np.shape(b):
-        raise ValueError(f"np.vdot: arrays of {np.size(a)} and {np.size(b)} elements do not fit")
+        raise ValueError(f"np.vdot: vectors have different lengths: {np.size(a)} and {np.size(b)}")
     labels = _letters("a", np.ndim(a))
     return _of_two("np.vdot", a, b, (labels, labels), (), np.vdot)
 

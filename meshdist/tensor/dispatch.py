@@ -25,7 +25,7 @@ may_redistribute: ContextVar[bool] = ContextVar("meshdist_implicit_redistributio
 def implicit_redistribution() -> Iterator[None]:
     """Let operations move sharded arrays whose placements do not match, until the block ends.
 
-    Outside of it such an operation raises a PlacementError, which says what to write and what that sends.
+    Outside of the block, such an operation raises a PlacementError with the call to write and the bytes that it sends.
 
     Example:
         >>> import numpy as np, meshdist

@@ -14,6 +14,7 @@ from meshdist.arrays.host import as_array, check_dtype
 from meshdist.arrays.reduce_op import ReduceOp, check_op_dtype
 from meshdist.debug.debug_level import DebugLevel, get_debug_level
 from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.system.name_hints import explaining
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 from meshdist.tensor.dispatch import implements, refuse_deferring
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
@@ -73,7 +74,7 @@ def _compared(layout: ArrayLayout, mesh: DeviceMesh) -> ArrayLayout:
     for rank, described in enumerate(reported):
         if described != reported[0]:
             raise PlacementError(
-                f"placements: rank {rank} of the mesh makes an array of {described}, and rank 0 of {reported[0]}; all"
+                f"placements: rank {rank} of the mesh creates an array of {described}, and rank 0 of {reported[0]}; all"
                 " ranks must create the same"
             )
     return layout
@@ -94,20 +95,21 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
     return rows
 
 
+@explaining
 def distribute_tensor(
     array: Any, mesh: DeviceMesh, placements: Placements | None = None, src_data_rank: int | None = 0
 ) -> DTensor:
     """Return `array` as a DTensor.
 
     Args:
-        array: The whole array, a NumPy or CuPy array or what converts to one. With a `src_data_rank`, the other ranks
-            may pass None, or an array of the same shape and dtype, whose values are ignored.
+        array: The whole array: a NumPy or CuPy array, or an object that converts to one. With a `src_data_rank`, the
+            other ranks may pass None, or an array of the same shape and dtype, whose values are ignored.
         mesh: The mesh; all its ranks call this.
         placements: A Shard, Replicate or Partial for each axis: a list in mesh order, or a dict by axis, in which an
-            axis left out replicates. None: every axis replicates. Of a Partial sum the first rank along the axis
-            holds the array and the others zeros.
-        src_data_rank: The rank of the mesh, in row-major order, whose array it is: it sends each rank its block. None:
-            every rank has the array already and takes its own block; nothing is sent.
+            axis left out replicates. None: every axis replicates. For a Partial sum, the first rank along the axis
+            holds the array and the others hold zeros.
+        src_data_rank: The rank of the mesh, in row-major order, that has the array and sends each rank its block. None:
+            every rank has the whole array and takes its own block; nothing is sent.
 
     Raises:
         PlacementError: Placements that do not fit the array.

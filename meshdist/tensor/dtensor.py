@@ -9,6 +9,7 @@ import numpy as np
 
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.runtime.plan_cache import remember
+from meshdist.system.name_hints import explaining
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.array_methods import ArrayMethods
 from meshdist.tensor.array_operators import ArrayOperators
@@ -38,11 +39,12 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
     is split to match another operand, which sends nothing; a pending reduction is computed where an operation is not
     linear in it. Shardings that do not match raise a PlacementError, which names the `redistribute` to write: blocks
     never move unasked.
-    Arguments that are wrong raise on all ranks; what depends on the elements, such as a matrix that is singular, raises
-    only on the ranks that hold them.
+    Wrong arguments raise an error on all ranks; errors that depend on the elements, such as a singular matrix, are
+    raised only on the ranks that hold these elements.
 
-    `distribute_tensor`, `DTensor.from_local`, `DTensor.from_callback`, `zeros`, `ones`, `full`, `empty` and `arange`
-    make them. All ranks of the mesh make them, and call what sends messages, in the same order.
+    Create DTensors by `distribute_tensor`, `DTensor.from_local`, `DTensor.from_callback`, `zeros`, `ones`, `full`,
+    `empty` or `arange`. All ranks of the mesh must create them, and call operations that communicate, in the same
+    order.
 
     Example:
         >>> import numpy as np, meshdist
@@ -68,6 +70,7 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
     # ---- Making
 
     @staticmethod
+    @explaining
     def from_local(
         local: Any,
         mesh: DeviceMesh,
@@ -78,12 +81,12 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
         """Return the DTensor whose block on this rank is `local`, without a copy.
 
         Args:
-            local: This rank's block, a NumPy or CuPy array or what converts to one.
+            local: This rank's block: a NumPy or CuPy array, or an object that converts to one.
             mesh: The mesh; all its ranks call this.
             placements: A list in mesh order, or a dict by axis, in which an axis left out replicates.
             shape: The shape of the whole array, if the placements' sizes follow from it; nothing is sent then. None:
-                the ranks tell each other the shapes of their blocks, which need not be those of chunks.
-            run_check: Compare what replicates, which sends as much as the blocks.
+                the ranks exchange the shapes of their blocks, which need not be those of `torch.chunk`.
+            run_check: Compare the replicated blocks, which sends as many bytes as the blocks have.
 
         Raises:
             PlacementError: The blocks do not make an array with these placements.
@@ -93,6 +96,7 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
         return made
 
     @staticmethod
+    @explaining
     def from_callback(
         shape: Sequence[int],
         dtype: Any,
@@ -107,8 +111,8 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
             dtype: Its dtype, to which the blocks are converted.
             mesh: The mesh.
             placements: As in `distribute_tensor`, without Partial.
-            fn: Takes the rank's part of the whole array, a slice for each dimension, and returns the block. Ranks that
-                hold the same part must get the same.
+            fn: Takes the rank's part of the whole array, a slice for each dimension, and returns the block. It must
+                return the same block on all ranks that hold the same part.
 
         Raises:
             ValueError: A block of another shape.
@@ -187,8 +191,9 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
         """Return this rank's block, without a copy; of a pending reduction, this rank's part."""
         return self._local
 
+    @explaining
     def full(self, root: int | None = None) -> Any:
-        """Return the whole array, a new one.
+        """Return the whole array, as a new one.
 
         Args:
             root: A rank of the mesh, numbered in row-major order, that gets the array alone; the others get None.
@@ -214,11 +219,12 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
         rank = f"rank {self._mesh.get_rank()} holds [{held}]"
         return f"DTensor({self.shape} {self.dtype} as {described}, {rank})"
 
+    @explaining
     def show(self, form: str | None = None, ax: Any = None) -> Any:
         """Draw which rank holds which part of the array: its blocks, each with the ranks that hold it.
 
-        Sends nothing, and any rank may call it alone. Of more than two dimensions it draws the last two that are
-        sharded; of many blocks, those around this rank's.
+        It does not communicate, so any rank may call it alone. If there are more than two dimensions, it draws the last
+        two that are sharded; if there are many blocks, those around this rank's.
 
         Args:
             form: "text" prints it, "html" returns a string, "plot" draws with matplotlib and returns the Axes. None:
@@ -250,11 +256,12 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
 
     # ---- Moving
 
+    @explaining
     def redistribute(self, placements: Placements | None = None) -> DTensor:
         """Return the array with other placements; itself if they are the same.
 
-        To shard another dimension takes an all_to_all, to shard a pending reduction a reduce_scatter; to shard a
-        replicated array sends nothing. Over several axes it takes the steps that send the fewest bytes.
+        Sharding another dimension takes an all_to_all, and sharding a pending reduction a reduce_scatter; sharding a
+        replicated array sends nothing. Over several axes, the steps that send the fewest bytes are chosen.
 
         Args:
             placements: As in `distribute_tensor`. None: every axis replicates.
@@ -277,10 +284,11 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
             return self
         return wrap(move(self._local, self._layout, target, self._mesh), target, self._mesh)
 
+    @explaining
     def redistribution(self, placements: Placements | None = None) -> str:
-        """Return what `redistribute(placements)` would do, a line for each step, without sending anything.
+        """Return the steps of `redistribute(placements)`, one on each line, without sending anything.
 
-        A line names the collective, the axes, and the bytes that the rank which sends most sends in it.
+        A line names the collective, the axes, and the largest number of bytes that a rank sends in this step.
         """
         return plan(self._layout, self._target(placements)).describe(self._mesh.mesh_dim_names, self.itemsize)
 

@@ -29,8 +29,8 @@ _TAG = 0x68616C6F  # apart from the messages of users
 def halo(x: DTensor, width: int | Sequence[int], periodic: bool | Sequence[bool] = False) -> Any:
     """Return this rank's block with `width` rows of its neighbours on both sides of every dimension.
 
-    A rank sends to its neighbours alone, and only the rows they need; where a block has fewer rows than `width`, they
-    come from the ranks beyond it as well. Corners are included.
+    A rank sends only to its neighbours, and only the rows that they need; if a block has fewer rows than `width`, rows
+    of more distant ranks are included. Corners are included.
 
     At an open end of the array there are no ghost rows: the block at the end is that much shorter, as on a dimension
     that is not sharded. With `periodic` the array continues with the rows of its other end, on every dimension,
@@ -39,14 +39,14 @@ def halo(x: DTensor, width: int | Sequence[int], periodic: bool | Sequence[bool]
     Args:
         x: The array. A pending reduction is computed first.
         width: The number of ghost rows on either side, or one number for each dimension.
-        periodic: Whether the array is a ring, or that for each dimension.
+        periodic: Whether the array is periodic; one value, or one for each dimension.
 
     Returns:
         A new NumPy or CuPy array: the rows `start - width` to `stop + width` of the whole array for a block of the
         rows `start` to `stop`.
 
     Raises:
-        TypeError: No DTensor, or a width that is not an integer.
+        TypeError: Not a DTensor, or a width that is not an integer.
         ValueError: A negative width, or not one for each dimension.
 
     Example:
@@ -69,7 +69,7 @@ def halo(x: DTensor, width: int | Sequence[int], periodic: bool | Sequence[bool]
 
 def _check_placed(name: str, x: Any) -> None:
     if not isinstance(x, DTensor):
-        raise TypeError(f"{name}: x must be a DTensor, got {type(x).__name__}; distribute_tensor makes one of an array")
+        raise TypeError(f"{name}: x must be a DTensor, got {type(x).__name__}; distribute_tensor converts an array")
 
 
 def map_overlap(
@@ -77,9 +77,9 @@ def map_overlap(
 ) -> DTensor:
     """Return `fn` of an array whose results depend on at most `width` rows around each element: a stencil.
 
-    `fn` runs on this rank's block with its halo, and what it computed for the ghost rows is dropped. At open ends it
-    sees the end of the array, as if it ran on the whole one. With `periodic` it is as if it ran on
-    `numpy.pad(x, width, "wrap")`, with the ends then dropped.
+    `fn` runs on this rank's block with its halo, and its results for the ghost rows are dropped. At open ends, it sees
+    the end of the array, as if it ran on the whole array. With `periodic` it is as if it ran on `numpy.pad(x, width,
+    "wrap")`, with the ends then dropped.
 
     Args:
         fn: Takes an array, and returns one of the same shape.

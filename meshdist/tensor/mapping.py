@@ -29,11 +29,11 @@ def local_map(
     redistribute_inputs: bool = False,
     device_mesh: DeviceMesh | None = None,
 ) -> Callable[..., Any]:
-    """Return a function of DTensors that calls `fn` on this rank's blocks, and makes DTensors of what it returns.
+    """Return a function of DTensors that calls `fn` on this rank's blocks, and converts its results to DTensors.
 
-    What `fn` does with the blocks is its own: collectives of `mesh.get_group()` too. All ranks of the mesh call the
-    function. The ranks tell each other the shapes of the results at the first call with arguments of these layouts, and
-    of these types where they are no arrays; the next ones send nothing, and must return blocks of the same shapes.
+    `fn` may do anything with the blocks, including collectives of `mesh.get_group()`. All ranks of the mesh call the
+    function. At the first call with arguments of given layouts (and of given types, for arguments that are not arrays),
+    the ranks exchange the shapes of the results. Later calls send nothing, and must return blocks of the same shapes.
 
     Args:
         fn: Takes arrays where the function gets DTensors, and other arguments as they are.
@@ -41,13 +41,13 @@ def local_map(
             placements, each a list in mesh order or a dict by axis, or None for what is not an array and is returned
             as it is. Nothing is exchanged if they shard nothing, or into blocks of given `sizes`.
         in_placements: For each positional argument the placements it must have, None for any. A plain array is the same
-            on every rank, and split accordingly. None: the blocks are taken as they lie, and of pending reductions this
-            rank's part.
+            on every rank, and split accordingly. None: `fn` gets the blocks in their present placements, and this
+            rank's part of pending reductions.
         redistribute_inputs: Redistribute arguments that have other placements, instead of raising.
         device_mesh: The mesh; None: that of the arguments.
 
     Raises:
-        PlacementError: An argument that is not sharded as `in_placements`; results that make no array.
+        PlacementError: An argument that is not sharded as `in_placements`; results that do not form an array.
         ValueError: Another number of arguments or results than of placements; no DTensor and no `device_mesh`; blocks
             of another shape than at the first call with these layouts.
 

@@ -136,8 +136,8 @@ def refuse_placements(
         are_shifted(layout_of(operands[number], mesh), alignment.targets[number]) for number in alignment.conflicts
     )
     raise PlacementError(
-        f"{name}: {why}: {found}. Call {advice}; or allow it for a block of code by `with"
-        f" meshdist.tensor.implicit_redistribution():`{STENCIL * stencil}"
+        f"{name}: {why}: {found}. Call {advice}; or allow it within a `with"
+        f" meshdist.tensor.implicit_redistribution():` block{STENCIL * stencil}"
     )
 
 
@@ -175,8 +175,8 @@ def require(
     if not is_free and not may_redistribute.get():
         raise PlacementError(
             f"{name}: {why}, and {what} is {array.layout.describe(array.mesh.mesh_dim_names)}. Call"
-            f" {redistribution_text(what, array, target)}; or allow it for a block of code by `with"
-            f" meshdist.tensor.implicit_redistribution():`"
+            f" {redistribution_text(what, array, target)}; or allow it within a `with"
+            f" meshdist.tensor.implicit_redistribution():` block"
             f"{STENCIL * (may_be_shifted and are_shifted(array.layout, target))}"
         )
     return local_of(array, target, array.mesh)

@@ -15,7 +15,7 @@ PENDING_OPS = ("sum", "product", "max", "min", "avg")
 
 
 class PlacementError(ValueError):
-    """Placements that do not fit: the array, the mesh, or those of another operand."""
+    """Placements that do not match the array, the mesh, or another operand."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Shard:
     Args:
         dim: The dimension that is sharded; negative ones count from the last.
         sizes: The number of rows of each block, which may be 0. None: blocks of ceil(rows / ranks) rows, the last ones
-            smaller or empty, as `torch.chunk` splits. Where an axis further out shards the same dimension into blocks
-            of several sizes, a tuple of sizes for each of them.
+            smaller or empty, as `torch.chunk` splits. If an outer axis shards the same dimension into blocks of several
+            sizes, a tuple of sizes for each of these blocks.
 
     Example:
         >>> Shard(0), Shard(1, sizes=(5, 0, 3))
@@ -49,7 +49,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Replicate:
-    """Every rank along the axis holds the same.
+    """Every rank along the axis holds the same array.
 
     Example:
         >>> Replicate()
@@ -59,7 +59,7 @@ class Replicate:
 
 @dataclass(frozen=True)
 class Partial:
-    """The array is the reduction of what the ranks along the axis hold, and is still to be computed.
+    """The array is a pending reduction of the arrays that the ranks along the axis hold.
 
     Args:
         op: "sum", "product", "max", "min" or "avg"; or the ReduceOp.

@@ -26,7 +26,7 @@ def random(seed: int) -> Generator:
         seed: An integer, not negative; the same on every rank.
 
     Raises:
-        TypeError: No integer.
+        TypeError: Not an integer.
         ValueError: A negative one.
 
     Example:
@@ -43,12 +43,12 @@ def random(seed: int) -> Generator:
 
 
 class Generator:
-    """Random arrays by call and element: made by `meshdist.tensor.random`.
+    """A generator of random arrays, created by `meshdist.tensor.random`.
 
     The whole array is cut into tiles by its shape alone, and a tile is filled by NumPy's Philox, a generator with a
     counter (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), keyed by the seed, and started at the
-    numbers of the call and of the tile. A rank makes the tiles that meet its block; nothing is sent. The methods are
-    some of those of `numpy.random.Generator`, with `shape` in place of `size`; the numbers are others.
+    numbers of the call and of the tile. A rank generates the tiles that overlap its block; nothing is sent. The methods
+    are a subset of those of `numpy.random.Generator`, with `shape` in place of `size`; the numbers are different.
 
     All ranks make the same calls in the same order, since calls are counted.
 
@@ -124,13 +124,13 @@ class Generator:
         mesh: DeviceMesh,
         placements: Placements | None = None,
     ) -> DTensor:
-        """Return integers from `low` up to but not `high`, or it too with `endpoint`; below `low` if it is None."""
+        """Return integers from `low` up to `high`, excluded unless `endpoint`; from 0 to `low` if `high` is None."""
         return self._made(
             "integers", shape, mesh, placements, low=low, high=high, dtype=np.dtype(dtype), endpoint=endpoint
         )
 
     def permutation(self, n: int, *, mesh: DeviceMesh, placements: Placements | None = None) -> DTensor:
-        """Return the integers below `n` in random order; a sample sort where they are cut."""
+        """Return the integers below `n` in random order; uses a sample sort if the result is sharded."""
         keys = self._made("integers", (n,), mesh, placements, low=0, high=2**63 - 1, dtype=np.dtype(np.int64))
         return cast(DTensor, np.argsort(cast(Any, keys)))
 

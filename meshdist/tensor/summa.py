@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.system.plurals import counted
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
@@ -21,13 +20,14 @@ from meshdist.tensor.placements import PlacementError, Shard, placements_text
 def summa(a: DTensor, b: DTensor, panel: int | None = None) -> DTensor:
     """Return `a @ b` of two matrices whose rows the first axis of a 2-d mesh shards, and whose columns the second.
 
-    Panel by panel, the ranks that hold columns of `a` broadcast them along the second axis, those that hold the rows of
-    `b` along the first, and every rank adds the product to its block. It needs memory for one panel of each at a time.
+    For each panel, the ranks that hold columns of `a` broadcast them along the second axis, the ranks that hold rows of
+    `b` broadcast them along the first, and every rank adds the product to its block. It needs memory for one panel of
+    each matrix.
 
     Args:
         a: Shape `(m, k)`, placed as `[Shard(0), Shard(1)]` in blocks of any sizes.
         b: Shape `(k, n)`, placed the same way.
-        panel: The most columns of `a` in one panel. None: as many as one rank of both has.
+        panel: The largest number of columns of `a` in one panel. None: as many as one rank of both matrices has.
 
     Returns:
         Shape `(m, n)`: its rows are sharded as those of `a`, its columns as those of `b`.
@@ -60,8 +60,7 @@ def summa(a: DTensor, b: DTensor, panel: int | None = None) -> DTensor:
             )
     if a.shape[1] != b.shape[0]:
         raise ValueError(
-            f"summa: shapes {a.shape} and {b.shape} do not fit: {counted(a.shape[1], 'column')},"
-            f" {counted(b.shape[0], 'row')}"
+            f"summa: shapes {a.shape} and {b.shape} not aligned: {a.shape[1]} (dim 1) != {b.shape[0]} (dim 0)"
         )
     if panel is not None and panel < 1:
         raise ValueError(f"summa: panel must be positive, got {panel}")

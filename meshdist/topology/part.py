@@ -101,7 +101,7 @@ def checked_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
     by_name: dict[str, Part] = {}
     for part in parts:
         if by_name.setdefault(part.name, part) is not part:
-            raise ValueError(f"topology: two parts are called {part.name!r}; give each a name of its own")
+            raise ValueError(f"topology: two parts are called {part.name!r}; give each its own name")
     roots = [part for part in parts if part.parent is None]
     if len(roots) != 1:
         names = ", ".join(repr(part.name) for part in roots) or "none"

@@ -95,7 +95,7 @@ class Topology:
         """Return the topology of the current world: the ranks of each host, and the parts of this host.
 
         Every rank stored its host name when it joined, so no messages are sent. Sockets (NUMA nodes) and GPUs are those
-        of the calling rank's host; other hosts are assumed to be alike. Links have default speeds unless measured
+        of the calling rank's host; other hosts are assumed to be equal. Links have default speeds unless measured
         (`meshdist.calibrate`) or given.
 
         Args:

@@ -296,8 +296,8 @@ class TorchGroup(TorchProcessGroup):  # type: ignore[misc]
 
     def set_timeout(self, timeout: timedelta) -> None:
         raise NotImplementedError(
-            f"{self.group.error_prefix('set_timeout')}: backend meshdist keeps the timeout that a group was made with;"
-            " pass it to init_process_group or new_group, or one of its own to barrier"
+            f"{self.group.error_prefix('set_timeout')}: backend meshdist cannot change the timeout of a group;"
+            " pass it to init_process_group or new_group, or pass a timeout to barrier"
         )
 
     _set_default_timeout = set_timeout

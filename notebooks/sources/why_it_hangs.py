@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Why it hangs, and what the library says
 #
-# A distributed program hangs when one rank waits for another that never comes. This notebook makes the usual mistakes,
-# one after the other, and prints what each rank is told. The ranks are threads of this notebook; the calls may wait
-# for three seconds at most, where a job has 30 minutes unless it says otherwise (`init_process_group(timeout=...)`).
+# A distributed program hangs when one rank waits for another that never arrives. This notebook makes the usual
+# mistakes, one after the other, and prints the error on each rank. The ranks are threads of this notebook. Calls time
+# out after three seconds; the default of a job is 30 minutes (`init_process_group(timeout=...)`).
 
 # %%
 import logging
@@ -18,13 +18,13 @@ logging.getLogger("meshdist").setLevel("ERROR")  # the same report is logged as 
 
 
 def tell(program, ranks=3, seconds=3):
-    """Run `program` on ranks that are threads, and print what became of each; the longest message whole."""
+    """Run `program` on ranks that are threads, and print the result of each; the longest message in full."""
 
     def main():
         try:
             program()
         except (dist.DistError, ValueError) as error:
-            # What it ends with is enough here; a script that raises it ends, and the other ranks with it.
+            # The message is enough here; in a script, the exception would end this rank, and then the others.
             return f"{type(error).__name__}: {error}"
         return "fine"
 
@@ -83,8 +83,8 @@ tell(program, ranks=2)
 # ## The same calls, in another order
 #
 # On one group that is a disagreement as above. On two groups it is a deadlock: rank 0 waits in the first group for
-# rank 1, which waits in the second one for rank 0. Ranks that have waited for a second look at each other: once the
-# deadlock is certain, all of them raise it.
+# rank 1, which waits in the second one for rank 0. Ranks that have waited for a second check each other's state: once
+# the deadlock is certain, all of them raise an error.
 
 
 # %% varies
@@ -92,7 +92,7 @@ def program():
     one, other = dist.new_group([0, 1], group_desc="one"), dist.new_group([0, 1], group_desc="other")
     x = np.ones(4)
     for group in (one, other):
-        dist.all_reduce(x, group=group)  # both are there, and know each other
+        dist.all_reduce(x, group=group)  # both groups are connected now
     for group in (one, other) if dist.get_rank() == 0 else (other, one):
         dist.all_reduce(x, group=group)
 
@@ -102,8 +102,8 @@ tell(program, ranks=2)
 # %% [markdown]
 # ## Everybody receives first
 #
-# A ring in which all ranks receive before they send. `irecv` and `isend`, or one rank that begins with the other, are
-# the way out.
+# A ring in which all ranks receive before they send. `irecv` and `isend`, or one rank that sends first, are
+# the remedy.
 
 
 # %% varies
@@ -170,9 +170,9 @@ def program():
 tell(program, ranks=4)
 
 # %% [markdown]
-# ## It does not hang, it is slow
+# ## It is slow, but does not hang
 #
-# Then the ranks wait for a slow one. A profile names it:
+# Then the ranks wait for the slowest one. A profile names it:
 
 
 # %%
@@ -182,7 +182,7 @@ def program():
     with dist.profile() as p:
         for _ in range(20):
             if dist.get_rank() == 1:
-                np.linalg.svd(np.ones((400, 400)))  # something that the others do not have to do
+                np.linalg.svd(np.ones((400, 400)))  # extra work on this rank
             dist.all_reduce(x)
     return p.merged()
 
@@ -194,11 +194,11 @@ axes = timeline.plot()
 # %% [markdown]
 # ## In a job
 #
-# - `python -m meshdist.debug attach` asks a running job who waits for whom, and `kill -USR1 PID` one rank.
-# - Every rank keeps its last calls; `MESHDIST_FLIGHT_RECORDER_DIR=folder` has them written when a job fails, and
-#   `python -m meshdist.debug report folder` makes a page of them.
+# - `python -m meshdist.debug attach` asks a running job who waits for whom; `kill -USR1 PID` asks one rank.
+# - Every rank keeps its last calls; `MESHDIST_FLIGHT_RECORDER_DIR=folder` writes them to files when a job fails, and
+#   `python -m meshdist.debug report folder` prints a report of them.
 # - `MESHDIST_DEBUG=DETAIL` logs every call with its bytes and its line, and compares shapes in all collectives.
 # - `meshdist.breakpoint(rank=1)` opens a debugger on one rank, while the others wait for it.
-# - `init_process_group(timeout=60)` makes the wait for what never comes short while you look for it.
+# - `init_process_group(timeout=60)` shortens the wait while you look for the mistake.
 #
-# More of it is in [look into a job](../docs/debugging.md).
+# For more, see [look into a job](../docs/debugging.md).

@@ -105,7 +105,7 @@ WRONG = {
     "a comma too many": ("cpu:gloo,", r"'' is not a pair"),
     "two colons": ("cpu:gloo:nccl", r"'cpu:gloo:nccl' is not a pair"),
     "unknown device": ("tpu:gloo", r"unknown device type 'tpu'; choose from cpu, cuda"),
-    "device twice": ("cpu:gloo,cpu:gloo", r"device type 'cpu' comes twice"),
+    "device twice": ("cpu:gloo,cpu:gloo", r"device type 'cpu' is given twice"),
     "unknown backend": ("cpu:fast", r"unknown backend 'fast'; choose from .*gloo"),
 }
 
@@ -140,7 +140,7 @@ def refuse_strings():
         lambda: dist.new_group([0, 1], backend="cpu:threads,cpu:threads"),
         lambda: dist.init_device_mesh("cpu", (2,), backend_override={0: "cpu:threads,cpu:threads"}),
     ):
-        with pytest.raises(ValueError, match="comes twice"):
+        with pytest.raises(ValueError, match="is given twice"):
             call()
     assert dist.new_group(backend="cpu:threads").all_reduce(np.ones(1)).item() == 2
 

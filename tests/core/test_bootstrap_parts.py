@@ -55,7 +55,7 @@ def test_a_secret_that_spawn_created_is_of_its_ranks_alone(monkeypatch):
     become_a_spawned_rank(monkeypatch, "created")
     monkeypatch.setenv("MESHDIST_SECRET", "created")
     check_common_secret("env://", 2)
-    with pytest.raises(ValueError, match="with a secret of its own"):
+    with pytest.raises(ValueError, match="with its own secret"):
         check_common_secret("env://", 3)
     monkeypatch.setenv("MESHDIST_SECRET", "given to the rank since")
     check_common_secret("env://", 3)

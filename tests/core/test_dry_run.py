@@ -94,7 +94,7 @@ def test_the_world_is_there_before_init_and_gone_after_destroy():
         with pytest.raises(ValueError, match="the default process group is already initialized"):
             dist.init_process_group()
         dist.destroy_process_group()
-        with pytest.raises(ValueError, match="the default process group was destroyed already"):
+        with pytest.raises(ValueError, match="the default process group has already been destroyed"):
             dist.all_reduce(np.ones(1))
         mesh = dist.init_device_mesh("cpu", (4,))  # which begins it again
         assert mesh.get_coordinate() == (1,)

@@ -20,8 +20,8 @@ def on_4_ranks(program, *args):
 
 
 WRONG_RANKS = {
-    "none": ([], ValueError, r"new_group: ranks must be distinct, at least one, got \[\]"),
-    "twice": ([0, 1, 0], ValueError, r"new_group: ranks must be distinct, at least one, got \[0, 1, 0\]"),
+    "none": ([], ValueError, r"new_group: ranks must be a non-empty list without duplicates, got \[\]"),
+    "twice": ([0, 1, 0], ValueError, r"new_group: ranks must be a non-empty list without duplicates, got \[0, 1, 0\]"),
     "too high": ([0, 4], ValueError, "new_group: ranks must be 0 to 3, got 4"),
     "negative": ([-1, 0], ValueError, "new_group: ranks must be 0 to 3, got -1"),
     "fraction": ([0.5, 1], TypeError, "new_group: ranks must be .*integers.*0.5"),

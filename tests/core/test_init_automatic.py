@@ -149,7 +149,7 @@ def test_two_ranks_of_one_number(four, place):
     assert [four.reported(rank) for rank in (0, 1)] == ["trying"] * 2
     refused, (took_s, kind, message) = four.first_outcome([0, 1])
     assert kind is ValueError
-    assert re.search(r"rank 1 has already joined \(pid \d+ on .*\); give each process a rank of its own", message)
+    assert re.search(r"rank 1 has already joined \(pid \d+ on .*\); give each process its own rank", message)
     assert took_s < 5
     if place.startswith("file"):  # where those who meet are of one job, the others do not wait for the right one
         took_s, kind, message = four.outcome(1 - refused)

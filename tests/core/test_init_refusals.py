@@ -256,7 +256,7 @@ def test_another_group_name_at_one_file_is_told(new_pair, tmp_path, names):
 
 def test_a_second_destroy_says_that_it_is_one(new_pair, url):
     new_pair.start(destroy_twice, url)
-    assert new_pair.gather() == ["the default process group was destroyed already"] * 2
+    assert new_pair.gather() == ["the default process group has already been destroyed"] * 2
 
 
 def destroy_twice(url):

@@ -12,6 +12,7 @@ import pytest
 
 import meshdist as dist
 from meshdist import core, functional
+from meshdist.tensor import Shard, distribute_tensor
 
 OBJECTS = "; send objects by send_object_list, broadcast_object_list, all_gather_object and the like"
 
@@ -89,8 +90,18 @@ def test_what_a_keyword_of_another_library_is_called_here(call, words):
         (lambda x, mesh: dist.run(print, n=2), "run() got .*; did you mean world_size=?"),
         (lambda x, mesh: mesh.shift(x, disp=1), "DeviceMesh.shift() got .*; did you mean by=?"),
         (lambda x, mesh: mesh.halo_exchange(x, wdth=1), "DeviceMesh.halo_exchange() got .*; did you mean width=?"),
+        (lambda x, mesh: mesh.halo_exchange(x, halo=1), "DeviceMesh.halo_exchange() got .*; did you mean width=?"),
         (lambda x, mesh: mesh.show(axes="dp"), "DeviceMesh.show() got .*; did you mean axis=?"),
+        (lambda x, mesh: mesh.flatten(nme="all"), "DeviceMesh.flatten() got .*; did you mean name=?"),
+        (lambda x, mesh: mesh.get_group(axis="dp"), "DeviceMesh.get_group() got .*; did you mean mesh_dim=?"),
+        (lambda x, mesh: mesh.get_local_rank(axis="dp"), "DeviceMesh.get_local_rank() got .*; did you mean mesh_dim=?"),
         (lambda x, mesh: mesh.get_group(foo=1), "DeviceMesh.get_group() got .*"),
+        (lambda x, mesh: distribute_tensor(x, device_mesh=mesh), "distribute_tensor() got .*; did you mean mesh=?"),
+        (lambda x, mesh: distribute_tensor(x, mesh).full(dst=0), "DTensor.full() got .*; did you mean root=?"),
+        (
+            lambda x, mesh: distribute_tensor(x, mesh).redistribute(placement=None),
+            "DTensor.redistribute() got .*; did you mean placements=?",
+        ),
         (lambda x, mesh: mesh.get_group().rank(foo=1), "ProcessGroup.rank() got .*"),
     ],
 )
@@ -268,6 +279,28 @@ def test_help_calls_probe_a_function_and_says_what_the_fields_of_its_result_are(
     page = pydoc.render_doc(dist.MessageInfo, renderer=pydoc.plaintext)
     assert "Get_count" in page
     assert "Alias for field number" not in page
+
+
+@pytest.mark.parametrize("name", ["numpy", "detach"])
+def test_how_a_dtensor_becomes_an_array(name):
+    def main():
+        array = distribute_tensor(np.ones(2), mesh_of_one(), {"dp": Shard(0)})
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}'; use x\.full\(\) for the whole array"):
+            getattr(array, name)
+
+    dist.run(main, 1)
+
+
+def test_what_to_pass_instead_of_a_dtensor():
+    def main():
+        mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        array = distribute_tensor(np.ones(2), mesh, {"dp": Shard(0)})
+        with pytest.raises(TypeError) as raised:
+            dist.all_reduce(array)
+        return str(raised.value)
+
+    words = "pass x.to_local(), this rank's block, or x.full(), the whole array; tensor must be an array, got DTensor"
+    assert dist.run(main, 2) == [f"all_reduce on group 'world' (rank {rank} of 2): {words}" for rank in range(2)]
 
 
 def mesh_of_one():

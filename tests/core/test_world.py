@@ -242,7 +242,7 @@ def test_two_ranks_of_one_number_end_the_wait_of_all(trio, url):
     for took_s, kind, message in outcomes:
         assert took_s < 10
         assert kind is ValueError
-        assert re.search(r"rank 1 has already joined \(pid \d+ on .*\); give each process a rank of its own", message)
+        assert re.search(r"rank 1 has already joined \(pid \d+ on .*\); give each process its own rank", message)
     reports = [
         message for _, _, message in outcomes if re.search(r"refused pid \d+ on .*rank 1 has already joined", message)
     ]

@@ -9,7 +9,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_table_has_the_bubbles_and_activations_of_the_schedules():
-    rows = re.findall(r"^\| `(\w+)\(4, 8\)` \| (\d+) % \| (\d+)", (DOCS / "pipelines.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)\(4, 8\)` \| (\d+)% \| (\d+)", (DOCS / "pipelines.md").read_text(), re.MULTILINE)
     assert len(rows) == 7
     for name, bubble, activations in rows:
         timeline = getattr(meshdist.parallel, name)(4, 8).simulate()

@@ -139,7 +139,7 @@ def children_of_all_kinds(rank, folder):
     dist.barrier()
     total, after = in_a_fork(another_world)
     assert total == [1.0, 1.0]
-    assert "was destroyed already" in after
+    assert "has already been destroyed" in after
     child = os.fork()
     if child == 0:
         sys.exit(0)  # with all that is done at the end of a process

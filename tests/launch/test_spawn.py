@@ -364,6 +364,8 @@ def test_ctrl_c_on_ranks_that_hang_shows_who_waits_for_whom(tmp_path):
     ("arguments", "error", "message"),
     [
         ({"fn": 3}, TypeError, "fn must be callable, got int"),
+        ({"fn": print, "args": 3}, TypeError, r"spawn: args must be a tuple, such as \(3,\), got int"),
+        ({"fn": print, "args": "ab"}, TypeError, r"spawn: args must be a tuple, such as \('ab',\), got str"),
         ({"fn": print, "nprocs": 0}, ValueError, "nprocs must be at least 1, got 0"),
         ({"fn": print, "nprocs": 500_000_000}, ValueError, "500000000 processes take at least 3,906,250 GiB of memory"),
         ({"fn": print, "nprocs": "2"}, TypeError, "nprocs must be an integer, got str"),

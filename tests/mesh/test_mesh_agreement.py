@@ -127,7 +127,7 @@ def test_every_rank_fails_where_the_first_made_another(make, words):
 
 def check_sentences(reports, odd, words):
     for sentence in reports:
-        assert f"rank {odd} made DeviceMesh('cpu', " in sentence
+        assert f"rank {odd} created DeviceMesh('cpu', " in sentence
         assert words in sentence
         assert "(dp=2, tp=2)" in sentence
         assert sentence.endswith("pass group= for a mesh that only some ranks create")
@@ -199,7 +199,7 @@ def test_a_refusal_on_one_rank_reaches_the_others():
         assert refused.wait(30)
         with pytest.raises(
             ValueError,
-            match="global rank 1 raised an error for its mesh .*every name may be used once.*, global rank 0 made",
+            match="global rank 1 raised an error for its mesh .*every name may be used once.*, global rank 0 created",
         ):
             init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
 

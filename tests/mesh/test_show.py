@@ -70,7 +70,7 @@ def test_text_shows_the_groups_of_an_axis(capsys):
         " dp=0  3b  (0a)  5b",
         " dp=1  1b  [4a]  2a",
         "",
-        "3 groups along dp; this rank's is marked",
+        "3 groups along dp; this rank's group is highlighted",
         "hosts (ranks): a ada (3), b <bob> (3)",
     ]
     by_index = shown(capsys, UNSORTED, TwoHosts(4), "text", 0, None).splitlines()

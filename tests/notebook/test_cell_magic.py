@@ -377,8 +377,8 @@ def test_a_mesh_as_the_last_expression_is_one_table(shell, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("-n nobody", "it is used as in %%mesh -n 4"),
-        ("--send no_such", "%%mesh --send: the notebook has no variable no_such"),
+        ("-n nobody", "usage: %%mesh -n 4"),
+        ("--send no_such", "%%mesh --send: the notebook has no variable 'no_such'"),
         ("--send unpicklable", "%%mesh --send unpicklable: cannot be pickled"),
     ],
 )

@@ -33,7 +33,7 @@ def test_what_is_not_given_stays():
         ("", "%%mesh: pass the number of workers, as in %%mesh -n 4, or --axes dp=2,tp=2"),
         ("-n 0", "%%mesh: -n must be at least 1, got 0"),
         ("-n 500000000", "%%mesh: 500000000 processes take at least 3,906,250 GiB of memory, and this host has"),
-        ("-n four", "%%mesh: argument -n/--nproc: invalid int value: 'four'; it is used as in %%mesh -n 4"),
+        ("-n four", "%%mesh: argument -n/--nproc: invalid int value: 'four'; usage: %%mesh -n 4"),
         ("-n 3 --axes dp=2,tp=2", "%%mesh: --axes has 2 x 2 = 4 ranks, but -n is 3"),
         ("--axes dp", "%%mesh: --axes takes names and sizes, as in --axes dp=2,tp=2, got 'dp'"),
         ("--axes dp=2,dp=2", "%%mesh: --axes names an axis twice: 'dp=2,dp=2'"),

@@ -90,7 +90,7 @@ def test_a_variable_that_is_not_there_is_said(pool):
     outcome = pool.run("pass", (), None, ("nothing_of_this_name",))
     assert statuses(outcome) == ["raised"] * 3
     pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
-    assert "this rank has no variable nothing_of_this_name" in outcome.answers[1].summary
+    assert "this rank has no variable 'nothing_of_this_name'" in outcome.answers[1].summary
 
 
 def test_a_later_cell_starts_within_50_ms(pool):

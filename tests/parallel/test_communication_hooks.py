@@ -144,7 +144,7 @@ def test_wrong_arguments_of_power_sgd(make):
 
     def not_called():
         reducer = GradientReducer({"a": np.zeros(2)}, hook=make)
-        with pytest.raises(TypeError, match=r"power_sgd makes a hook; write hook=(batched_)?power_sgd\(\)"):
+        with pytest.raises(TypeError, match=r"power_sgd creates a hook; write hook=(batched_)?power_sgd\(\)"):
             reducer.average({"a": np.zeros(2)})
 
     dist.run(not_called, 1)

@@ -219,11 +219,11 @@ def test_spawns_with_secrets_of_their_own_fail_at_once_on_both_nodes(tmp_path, p
     for _, err, status in imagenet(tmp_path, url, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)):
         assert status == 1
         assert "ValueError" in err
-        assert "world_size is 4, and this spawn started 2 ranks, with a secret of its own" in err
+        assert "world_size is 4, and this spawn started 2 ranks, with its own secret" in err
         assert "set MESHDIST_SECRET to one value before each of them" in err
 
 
-OWN = "this spawn started 1 rank, with a secret of its own; for a world of several spawns, set MESHDIST_SECRET"
+OWN = "this spawn started 1 rank, with its own secret; for a world of several spawns, set MESHDIST_SECRET"
 REFUSED = "refused 127.0.0.1:{}, which belongs to job {}, not to {}: it has another MESHDIST_SECRET"
 BELONGS = "belongs to another job (its id is {}, ours {}): choose another port, or start all processes of this job with"
 

@@ -160,7 +160,7 @@ def test_client_without_tls_is_told_so_at_once(master, with_tls):
     assert time.monotonic() - began < PROMPT_S
     assert str(caught.value) == (
         f"the store at {LOOPBACK}:{master.port} asks for TLS, and this process has none: set "
-        "MESHDIST_ENCRYPTION and MESHDIST_TLS_CERT alike on all processes of the job"
+        "MESHDIST_ENCRYPTION and MESHDIST_TLS_CERT to the same values on all processes of the job"
     )
     refusals = []
     until(lambda: refusals.extend(master.take_refusals()) or refusals, "it is refused")
@@ -176,7 +176,7 @@ def test_store_without_tls_is_named_at_once(with_tls, authority):
         assert time.monotonic() - began < PROMPT_S
         assert str(caught.value) == (
             f"the store at {LOOPBACK}:{master.port} has no TLS, and this process has: set "
-            "MESHDIST_ENCRYPTION and MESHDIST_TLS_CERT alike on all processes of the job"
+            "MESHDIST_ENCRYPTION and MESHDIST_TLS_CERT to the same values on all processes of the job"
         )
         refusals = []
         until(lambda: refusals.extend(master.take_refusals()) or refusals, "it is refused")

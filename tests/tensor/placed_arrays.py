@@ -117,7 +117,7 @@ def compare(
 
     Args:
         function: Of the arrays; it may change them.
-        wholes: NumPy's arrays.
+        wholes: NumPy arrays.
         layouts: The layout of each; None passes the array as it is.
         mesh: Where the arrays are placed.
         described: What is added to the message of a failure.

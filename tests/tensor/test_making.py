@@ -289,4 +289,4 @@ def test_detail_compares_the_layouts_of_arrays_that_are_made_without_messages() 
         logger.propagate, logger.disabled = True, False
         logger.setLevel(level)
     assert all(said == first for said in others)
-    assert all("rank 3 of the mesh makes an array of " in text for text in first)
+    assert all("rank 3 of the mesh creates an array of " in text for text in first)

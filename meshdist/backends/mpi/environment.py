@@ -22,7 +22,7 @@ def no_mpi() -> str | None:
     from importlib.util import find_spec
 
     if find_spec("mpi4py") is None:
-        return "mpi4py is not installed; `pip install 'meshdist[mpi]'` brings it"
+        return "mpi4py is not installed; `pip install 'meshdist[mpi]'` installs it"
     if "mpi4py.MPI" in sys.modules:
         return None
     try:

@@ -129,7 +129,7 @@ def check_cards(cards: dict[int, Any]) -> None:
             continue
         raise DistBackendError(
             f"ranks {other} and {rank} use one GPU, {card['gpu'][0]}, and NCCL wants one for each: call"
-            " cupy.cuda.Device(local_rank).use() before arrays are made, or pass device_id=local_rank to"
+            " cupy.cuda.Device(local_rank).use() before arrays are created, or pass device_id=local_rank to"
             f" init_process_group; from NCCL 2.30 on, {MULTI_RANK}=1 lets ranks share a GPU"
         )
 
