@@ -187,7 +187,7 @@ def interpreter():
             "--min-restarts is not an option of meshrun; did you mean",
         ),
         (["--foo", "script.py"], "meshrun: --foo is not an option of meshrun; see meshrun --help"),
-        (["statuss"], "no such file: 'statuss'; did you mean status?"),
+        (["stat"], "no such file: 'stat'; did you mean status?"),
         (
             ["--start_method", "fork", "script.py"],
             "--start-method is an option of torchrun that meshrun does not have: every",
