@@ -257,7 +257,9 @@ def test_jobs_that_take_turns_in_one_folder_are_told(tmp_path):
     def first():
         save(tmp_path, TREE, step=1)
         shutil.copytree(tmp_path / "step-1", tmp_path / "step-2")  # as another job
-        with pytest.raises(CheckpointError, match=r"step-2 came from another job, process \d+ on .* of its own"):
+        with pytest.raises(
+            CheckpointError, match=r"step-2 came from another job, process \d+ on .* give each job its own folder"
+        ):
             save(tmp_path, TREE, step=3)
 
     meshdist.run(first, 1)

@@ -10,11 +10,11 @@ from worlds import needs_linux
 
 import meshdist as dist
 from meshdist import core
-from meshdist.backends.gloo.shm import copying, movement, reduction
+from meshdist.backends.gloo.shm import copying, move_selection, reduction
 from meshdist.system.env_flags import TUNING
 
 pytestmark = [pytest.mark.timeout(60), needs_linux]
-MOVES = (movement.READ, movement.WRITTEN, "read, and 50% written")
+MOVES = (move_selection.READ, move_selection.WRITTEN, "read, and 50% written")
 REDUCED = "read by its reducer"
 COUNTS = (0, 1, 1000, 40_000, 300_001)
 
@@ -29,15 +29,27 @@ def in_one_way(way, python_ranks, program, *args):
 
     tried = []
     without_core = dist.get_rank() in python_ranks
-    before = movement.fastest, reduction.fastest, copying.core, movement.LEAST_IN_CHUNKS, reduction.LEAST_IN_CHUNKS
-    movement.fastest = reduction.fastest = chosen
-    movement.LEAST_IN_CHUNKS = reduction.LEAST_IN_CHUNKS = 0
+    before = (
+        move_selection.fastest,
+        reduction.fastest,
+        copying.core,
+        move_selection.LEAST_IN_CHUNKS,
+        reduction.LEAST_IN_CHUNKS,
+    )
+    move_selection.fastest = reduction.fastest = chosen
+    move_selection.LEAST_IN_CHUNKS = reduction.LEAST_IN_CHUNKS = 0
     copying.core = SimpleNamespace(module=None) if without_core else core
     try:
         with dist.new_group() as group:
             program(group, *args)
     finally:
-        movement.fastest, reduction.fastest, copying.core, movement.LEAST_IN_CHUNKS, reduction.LEAST_IN_CHUNKS = before
+        (
+            move_selection.fastest,
+            reduction.fastest,
+            copying.core,
+            move_selection.LEAST_IN_CHUNKS,
+            reduction.LEAST_IN_CHUNKS,
+        ) = before
     return sorted(set(tried))
 
 
@@ -155,7 +167,7 @@ def exchanged(tuning, python_ranks):
     os.environ[TUNING] = tuning
     try:
         for seed in range(2):
-            in_one_way(movement.READ, python_ranks, exchanges, seed)
+            in_one_way(move_selection.READ, python_ranks, exchanges, seed)
     finally:
         os.environ.pop(TUNING) if before is None else os.environ.update({TUNING: before})
 
@@ -205,4 +217,4 @@ def unreadable(group):
 
 
 def test_memory_that_cannot_be_read_is_an_error_on_all_ranks(worlds):
-    worlds.world("gloo", 2).run(in_one_way, movement.READ, (), unreadable)
+    worlds.world("gloo", 2).run(in_one_way, move_selection.READ, (), unreadable)

@@ -278,8 +278,8 @@ def test_a_backend_that_cannot_be_takes_nothing(shell, capsys, line, message):
         (
             "x = 1\n%time x",
             [
-                "%%mesh: line 2 is '%time x': magics need IPython, and workers run plain Python; give it a cell"
-                " of its own"
+                "%%mesh: line 2 is '%time x': magics need IPython, and workers run plain Python; put it"
+                " in a separate cell"
             ],
         ),
     ],

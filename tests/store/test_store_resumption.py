@@ -106,7 +106,7 @@ def test_another_store_is_not_taken_for_the_one_before(client: TCPStore, box: Mi
     with TCPStore(LOOPBACK, 0, is_master=True, timeout=30, secret=SECRET) as another:
         box.store_port = another.port
         box.reset()
-        with pytest.raises(DistNetworkError, match="lost the store at .*: a connection was reset, and made again too"):
+        with pytest.raises(DistNetworkError, match="lost the store at .*: a connection was reset, and restored too"):
             client.set("key", "value")
 
 

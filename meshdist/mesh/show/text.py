@@ -72,7 +72,7 @@ def _cell(cell: Cell, marked: bool) -> str:
 
 
 def _legend(grid: Grid) -> list[str]:
-    marked = "; this rank's is marked" if grid.frame_text else ""
+    marked = "; this rank's group is highlighted" if grid.frame_text else ""
     lines = [line for line in (grid.left_out, grid.groups_text and grid.groups_text + marked) if line]
     if grid.num_hosts == 1:
         lines.append(f"all ranks on {grid.hosts[0][0]}")
