@@ -10,13 +10,13 @@ import pytest
 from ray_clusters import driven, marks, program
 from until import loaded
 
-pytestmark = [*marks, pytest.mark.timeout(320)]
+pytestmark = [*marks, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def said() -> Iterator[dict[str, Any]]:
     """What the driver says; the cluster starts and ends once for all tests of this file."""
-    with driven("ray_driver.py", program("As a backend of Ray's collectives"), limit_s=230) as said:
+    with driven("ray_driver.py", program("As a backend of Ray's collectives"), limit_s=480) as said:
         yield said
 
 

@@ -11,14 +11,14 @@ import pytest
 from ray_clusters import driven, marks, program
 from until import loaded
 
-pytestmark = [*marks, pytest.mark.timeout(320)]
+pytestmark = [*marks, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def said() -> Iterator[dict[str, Any]]:
     """What the driver says; the cluster starts and ends once for all tests of this file."""
     train = program("A backend of Ray Train") if find_spec("pyarrow") and find_spec("pandas") else ""
-    with driven("job_driver.py", program("A job"), train, limit_s=230) as said:
+    with driven("job_driver.py", program("A job"), train, limit_s=480) as said:
         yield said
 
 

@@ -10,12 +10,12 @@ import pytest
 from ray_clusters import driven, marks
 from until import loaded
 
-pytestmark = [*marks, pytest.mark.timeout(260)]
+pytestmark = [*marks, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def said() -> Iterator[dict[str, Any]]:
-    with driven("two_nodes_driver.py", limit_s=200) as said:
+    with driven("two_nodes_driver.py", limit_s=480) as said:
         yield said
 
 

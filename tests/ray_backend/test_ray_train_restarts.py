@@ -9,7 +9,7 @@ from ray_clusters import driven, marks
 
 pytestmark = [
     *marks,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(
         not (find_spec("pyarrow") and find_spec("pandas")),
         reason="Ray Train needs pyarrow and pandas; pip install 'ray[train]'",
@@ -19,7 +19,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("version", ["0", "1"], ids=["v1", "v2"])
 def test_failed_workers_are_started_again_in_a_new_world(version: str) -> None:
-    with driven("train_driver.py", limit_s=300, RAY_TRAIN_V2_ENABLED=version) as said:
+    with driven("train_driver.py", limit_s=480, RAY_TRAIN_V2_ENABLED=version) as said:
         for how in ("raise", "kill"):
             assert (said[how]["total"], said[how]["step"]) == (7, 3)
             assert said[how]["start"] > 0
