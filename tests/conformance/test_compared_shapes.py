@@ -68,7 +68,7 @@ def of_other_shapes(name, level):
     call, words = BY_DEFAULT[name]
     with level_of(level):
         one, other = (re.escape(words.replace("{}", str(shape))) for shape in ([2, 3], [3, 2]))
-        both = rf"disagree\n  rank 0 calls {one} at .*\n  rank 1 calls {other} at"
+        both = rf"disagree[^\n]*\n  rank 0 calls {one} at .*\n  rank 1 calls {other} at"
         with pytest.raises(dist.DistBackendError, match=both):
             call(dist.new_group())
 
@@ -128,7 +128,7 @@ def of_other_shapes_at_detail(name):
     call(group)  # not compared
     with level_of(DebugLevel.DETAIL):
         one, other = (re.escape(words.replace("{}", str(shape))) for shape in ([2, 3], [3, 2]))
-        both = rf"disagree\n  rank 0 calls {one} at .*\n  rank 1 calls {other} at"
+        both = rf"disagree[^\n]*\n  rank 0 calls {one} at .*\n  rank 1 calls {other} at"
         with pytest.raises(dist.DistBackendError, match=both):
             call(group)
 
