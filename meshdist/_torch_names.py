@@ -6,7 +6,7 @@ Loaded only when such a name is accessed. The reasons are those of docs/migratio
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from inspect import signature, unwrap
 from typing import Any
@@ -32,7 +32,7 @@ def no_attribute(owner: Any, prefix: str, what: str, name: str, known: Iterable[
     return AttributeError(text, name=name)
 
 
-def spelt(name: str, known: list[str]) -> str | None:
+def spelt(name: str, known: Collection[str]) -> str | None:
     """Return the one of the `known` names that is meant by `name`: in MPI's spelling, or similar; None if none is.
 
     Example:

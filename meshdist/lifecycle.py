@@ -17,12 +17,12 @@ from meshdist.bootstrap.join import join
 from meshdist.bootstrap.url import whole_number
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.debug.debug_level import begin_debugging, get_debug_level
-from meshdist.debug.instrumentation import WorldDiagnosis
+from meshdist.debug.instrumentation import WorldInstrumentation
 from meshdist.debug.signals import SignalWatch
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistTimeoutError
 from meshdist.groups.api import connect_to_device
 from meshdist.groups.non_member import NonMember
-from meshdist.groups.world import Diagnosis, World, current_world, resolve, world_in
+from meshdist.groups.world import Instrumentation, World, current_world, resolve, world_in
 from meshdist.runtime.context import WorldSlot, current_slot
 from meshdist.runtime.departure import giving_up
 from meshdist.runtime.doorbells import SocketDoorbells
@@ -238,7 +238,7 @@ def enter_world(
     deadline: Deadline,
     *,
     own_store: bool = False,
-    diagnosis: Diagnosis | None = None,
+    instrumentation: Instrumentation | None = None,
 ) -> World:
     """Join the other ranks in `store` and put the World into `slot`."""
     begin_debugging()
@@ -262,7 +262,7 @@ def enter_world(
         peers,
         bells,
         store if own_store else None,
-        diagnosis or WorldDiagnosis(),
+        instrumentation or WorldInstrumentation(),
     )
     slot.world, slot.orphaned = world, None
     _detach_forks(slot)

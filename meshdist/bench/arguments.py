@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
-from difflib import get_close_matches
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
+from meshdist._torch_names import spelt
 from meshdist.arrays.host import check_dtype
 from meshdist.arrays.reduce_op import ReduceOp, as_reduce_op, check_op_dtype
 from meshdist.backends.gloo.shm.tuning import TUNED_BYTES
@@ -157,8 +157,8 @@ def _names(text: str) -> list[str]:
     names = list(OPERATIONS) if text == "all" else text.split(",")
     for name in names:
         if name not in OPERATIONS:
-            close = get_close_matches(name, OPERATIONS, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            meant = spelt(name, OPERATIONS)
+            hint = "" if meant is None else f"; did you mean {meant}?"
             raise ValueError(f"{name!r} is not known; choose from all, {', '.join(OPERATIONS)}{hint}")
     return names
 

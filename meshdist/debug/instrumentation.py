@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from meshdist.runtime.hooks import CallObserver
 
 
-class WorldDiagnosis:
-    """Implements `groups.world.Diagnosis`, also for the worlds that shrinking makes.
+class WorldInstrumentation:
+    """Implements `groups.world.Instrumentation`, also for the worlds that shrinking makes.
 
     `make_exchange` makes a rank's StateExchange; by default, one that uses the store.
     """

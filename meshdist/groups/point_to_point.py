@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
 from functools import partial
 from sys import _getframe
 from typing import Any
 from weakref import WeakValueDictionary
 
-import numpy as np
-
 from meshdist import core
-from meshdist.arrays.device_types import device_type_of
-from meshdist.arrays.host import Array, as_array, check_dtype, check_writable, pack
-from meshdist.arrays.interchange import hint_of_input, hint_of_output
+from meshdist.arrays.host import Array, pack
 from meshdist.errors import DistError, DistTimeoutError
-from meshdist.groups.tags_and_probes import MessageGroup, Probes
+from meshdist.groups.exchanges import Exchanges, known_request
+from meshdist.groups.tags_and_probes import MessageGroup
 from meshdist.groups.unposted_messages import (
     AnnouncedSends,
     AnnouncedWork,
@@ -35,13 +31,11 @@ from meshdist.runtime.work import ReceiptWork, Work, done_work
 
 # How long a group that is closed waits for the messages that it is to receive.
 _LAST_MESSAGES_S = 5.0
-# How long a message of a broken group may take to fail.
-_FAILING_S = 1.0
 # Up to here an `irecv` takes a message that has come already.
 _LONG_BYTES = 2 << 20
 
 
-class PointToPoint(Probes):
+class PointToPoint(Exchanges):
     """Sends and receives for one group. Ranks are those in the group.
 
     Messages are not ordered with collectives, nor with messages of other ranks or tags. So there is one queue of sends
@@ -57,14 +51,9 @@ class PointToPoint(Probes):
         # Requests whose arguments have been checked, by peer, tag, dtype and shape; emptied when the group ends.
         self._sends: dict[Any, PersistentRequest] = {}
         self._receives: dict[Any, PersistentRequest] = {}
-        # By the user's function as well, which their errors and records name.
-        self._isends: defaultdict[str, dict[Any, PersistentRequest]] = defaultdict(dict)
-        self._ireceives: defaultdict[str, dict[Any, PersistentRequest]] = defaultdict(dict)
         self.deferral = DeferredReceives(self._take_deferred, self._post_deferred, progress)
         self.deferred = self.deferral.works
         self.announcing = AnnouncedSends(self._post_announced, self.deferral)
-        # The DeviceCalls that hold back messages until the end of a block; None outside of a block.
-        self._batches: list[DeviceCalls] | None = None
         # Checked peers: global rank -> rank in the group.
         self._peers: dict[int, int] = {}
 
@@ -103,7 +92,7 @@ class PointToPoint(Probes):
         the array is of `OBJECT_SIZES`.
         """
         requests = self._sends
-        request = _known(requests, tensor, dst, tag) if of == "send" else None
+        request = known_request(requests, tensor, dst, tag) if of == "send" else None
         if request is not None and request.fast_path is not None and self._try_fast_path(request, tensor):
             return
         group = self._group
@@ -134,7 +123,7 @@ class PointToPoint(Probes):
         if self.deferred:
             self.deferral.post_all()
         requests = self._receives
-        request = _known(requests, tensor, src, tag) if of == "recv" else None
+        request = known_request(requests, tensor, src, tag) if of == "recv" else None
         if request is not None and request.fast_path is not None and self._try_fast_path(request, tensor):
             assert src is not None
             return src
@@ -168,7 +157,7 @@ class PointToPoint(Probes):
     def isend(self, tensor: Any, dst: int, tag: int, of: str = "isend") -> Work:
         """Begin to send a message, for the user's function `of`."""
         group, requests = self._group, self._isends[of]
-        request = _known(requests, tensor, dst, tag)
+        request = known_request(requests, tensor, dst, tag)
         if request is not None and request.fast_path is not None and self._try_fast_path(request, tensor):
             return done_work(group.error_prefix(of), None)
         error_prefix = group.error_prefix(of)
@@ -193,7 +182,7 @@ class PointToPoint(Probes):
     def irecv(self, tensor: Any, src: int | None, tag: int, of: str = "irecv") -> Work:
         """Begin to receive a message, for the user's function `of`."""
         group, requests = self._group, self._ireceives[of]
-        request = _known(requests, tensor, src, tag)
+        request = known_request(requests, tensor, src, tag)
         if request is not None and request.fast_path is not None and self.deferral.takes(request, tensor):
             return self._defer(request, tensor)
         self.deferral.post_all()
@@ -223,75 +212,11 @@ class PointToPoint(Probes):
             self._keep_request(requests, of, tensor, src, tag, backend.fast_recv, sends=False)
         return work
 
-    def sendrecv(self, send: Any, recv: Any, dst: int, src: int | None, tags: tuple[int, int]) -> int:
-        """Send a message and receive one; return the sender. Observers see an isend and an irecv."""
-        of = "sendrecv"
-        error_prefix = self._group.error_prefix(of)
-        # Arrays of kinds that were sent and received before are plain, and recv can be written.
-        is_known = (
-            _known(self._isends[of], send, dst, tags[0]) is not None
-            and _known(self._ireceives[of], recv, src, tags[1]) is not None
-            and not np.may_share_memory(send, recv)
-        )
-        on_cpu = is_known or self._check_exchange(error_prefix, send, recv, tags)
-        works: list[Work] = []
-        try:
-            with nullcontext() if on_cpu else self.batched(of):
-                # The receive comes first, so that a message to this rank itself finds it.
-                works.append(self.irecv(recv, src, tags[1], of))
-                works.append(self.isend(send, dst, tags[0], of))
-            taken, given = works
-            given.wait()
-            taken.wait()
-        except DistError as error:
-            raise _first_error(works, error) from None
-        return self._group.ranks.index(taken.source_rank()) if src is None else src
-
-    def exchange(
-        self, of: str, receives: Sequence[tuple[Any, int]], sends: Sequence[tuple[Any, int]], tag: int, agree: str
-    ) -> None:
-        """Receive and send arrays, each from or to a rank, and wait for all; the user called the function `of`.
-
-        Where a message does not fit, the error ends with `agree`: what of the arrays all ranks must agree on.
-        """
-        arrays = [array for array, _ in (*receives, *sends)]
-        on_cpu = all(type(array) is np.ndarray or device_type_of(array) == "cpu" for array in arrays)
-        works: list[Work] = []
-        try:
-            with nullcontext() if on_cpu else self.batched(of):
-                for array, src in receives:
-                    works.append(self.irecv(array, src, tag, of))
-                for array, dst in sends:
-                    works.append(self.isend(array, dst, tag, of))
-            for work in works:
-                work.wait()
-        except DistError as error:
-            first = _first_error(works, error)
-            if first.is_misfit:
-                first.add(f"; {agree}")
-            raise first from None
-
     def forget_requests(self) -> None:
         """Make the next message of each kind check the group and choose its backend again."""
         self._sends, self._receives = {}, {}
         self._isends, self._ireceives = defaultdict(dict), defaultdict(dict)
         self.post_deferred()
-
-    @contextmanager
-    def batched(self, of: str) -> Iterator[None]:
-        """Post the messages on GPUs that are begun in the block together at its end; `of` is the user's function."""
-        batches: list[DeviceCalls] = []
-        self._batches = batches
-        try:
-            yield
-        except BaseException:
-            for calls in batches:
-                calls.end_batch(self._group, None)
-            raise
-        finally:
-            self._batches = None
-        for calls in batches:
-            calls.end_batch(self._group, self._group.error_prefix(of))
 
     def disown(self, error: DistError) -> None:
         """In a forked child: fail the messages that are not posted yet."""
@@ -444,17 +369,6 @@ class PointToPoint(Probes):
         except DistError as error:
             raise group.fail(error, error_prefix, record) from None
 
-    def _output(self, error_prefix: str, tensor: Any, tag: int) -> tuple[Array, Array]:
-        array = self._array(error_prefix, tensor, tag, hint_of_output)
-        self._group.named(error_prefix, check_writable, array, "tensor")
-        return array, pack(array, keep=False)
-
-    def _in_batch(self, calls: DeviceCalls) -> DeviceCalls:
-        if self._batches is not None and calls not in self._batches:
-            calls.begin_batch()
-            self._batches.append(calls)
-        return calls
-
     def _parcel(
         self, calls: DeviceCalls, error_prefix: str, of: str, tensor: Any, peer: int | None, tag: int
     ) -> Parcel:
@@ -466,41 +380,6 @@ class PointToPoint(Probes):
                 " on this backend, arrays on a GPU are not sent to oneself"
             )
         return Parcel(self._group, error_prefix, of, tensor, peer, tag)
-
-    def _check_exchange(self, error_prefix: str, send: Any, recv: Any, tags: tuple[int, int]) -> bool:
-        """Check the arguments of sendrecv; return whether the arrays are on the CPU."""
-        self._group.usable_backend(error_prefix, send, recv)
-        for array in (send, recv):
-            if type(array) is not np.ndarray and device_type_of(array) != "cpu":
-                return False
-        given, (taken, _) = self._array(error_prefix, send, tags[0]), self._output(error_prefix, recv, tags[1])
-        if np.may_share_memory(given, taken):
-            raise ValueError(f"{error_prefix}: send and recv share memory, and recv is written; pass send.copy()")
-        return True
-
-    def _array(
-        self, error_prefix: str, tensor: Any, tag: int, hint: Callable[[Any, str], str] = hint_of_input
-    ) -> Array:
-        self._check_tag(error_prefix, tag)
-        array = self._group.named(error_prefix, as_array, tensor, "tensor", hint)
-        self._group.named(error_prefix, check_dtype, array, "tensor")
-        return array
-
-
-def _known(requests: dict[Any, PersistentRequest], tensor: Any, peer: int | None, tag: Any) -> PersistentRequest | None:
-    if type(tensor) is np.ndarray and type(tag) is int and tensor.flags.carray:
-        return requests.get((peer, tag, tensor.dtype, tensor.shape))
-    return None
-
-
-def _first_error(works: Sequence[Work], error: DistError) -> DistError:
-    """Return the error of the message that failed first of one call, if another one made `error` by that."""
-    if error.is_earlier:  # the progress thread, which broke the group, may be about to complete the work that failed
-        for work in works:
-            with suppress(DistError):
-                work.wait(_FAILING_S)
-    errors = [failed for work in works if isinstance(failed := work.exception(), DistError)]
-    return next((failed for failed in errors if not failed.is_earlier), error)
 
 
 class _Guarded(Wrapped):
@@ -524,17 +403,12 @@ def _steps(guarded: Waitable, waitable: Waitable, arrive: Any) -> Iterator[Waita
 def _watched(
     observers: tuple[CallObserver, ...], group: MessageGroup, name: str, method: Callable[..., Any]
 ) -> Callable[..., Any]:
-    is_async = name in ("isend", "irecv")
-
     def begin(tensor: Any, peer: int | None, tag: int, of: str = name, *, is_size_exchange: bool = False) -> Any:
         send, recv = (tensor, None) if "send" in name else (None, tensor)
-        shown = name if is_async else of  # of an exchange, its messages
+        shown = name if name in ("isend", "irecv") else of  # of an exchange, its messages
         info = CallInfo(group, shown, None, send, recv, peer, is_size_exchange=is_size_exchange)
-        return notify_around(observers, info, lambda: method(tensor, peer, tag, *named(of), **how[is_size_exchange]))
-
-    how = {False: {}, True: {"is_size_exchange": True}}
-
-    def named(of: str) -> tuple[str, ...]:
-        return () if of == name else (of,)
+        given = (tensor, peer, tag) if of == name else (tensor, peer, tag, of)
+        options = {"is_size_exchange": True} if is_size_exchange else {}  # isend and irecv have none
+        return notify_around(observers, info, lambda: method(*given, **options))
 
     return begin

@@ -42,7 +42,7 @@ class HangObserver(WaitObserver, Protocol):
     def close(self) -> None: ...
 
 
-class Diagnosis(Protocol):
+class Instrumentation(Protocol):
     """The debugging tools of a world; `lifecycle` passes them in."""
 
     def observer(self, world: World) -> HangObserver: ...  # Return the observer of the waits of a new world
@@ -68,7 +68,7 @@ class World:
         peers: Peers,
         bells: Doorbells,
         own_store: Store | None,
-        diagnosis: Diagnosis,
+        instrumentation: Instrumentation,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -85,11 +85,11 @@ class World:
         self.endings: list[Callable[[], None]] = []  # called when this world ends, to undo what was set up outside it
         self.last_calls: list[Callable[[], None]] = []  # called when this rank is about to leave, while groups work
         self.log = RankLog(rank)  # the `meshdist` logger, with this rank in each record
-        self._diagnosis = diagnosis
-        self.observer = self.progress.observer = diagnosis.observer(self)
+        self._diagnosis = instrumentation
+        self.observer = self.progress.observer = instrumentation.observer(self)
         self._groups: list[ProcessGroup] = []
-        self.hook_registry = HookRegistry(self._groups, lambda: diagnosis.loggers(self))
-        self.hook_registry.log_calls(diagnosis.logs_calls())
+        self.hook_registry = HookRegistry(self._groups, lambda: instrumentation.loggers(self))
+        self.hook_registry.log_calls(instrumentation.logs_calls())
         self._shared: dict[tuple[tuple[int, ...], str], ProcessGroup] = {}
         self._names = GroupNames()
         self._preconditions: dict[str, list[Callable[[], str | None]]] = {}
@@ -291,9 +291,9 @@ class World:
         if peers.mine.bells:
             leave_will(peers, store, place[0])
         group = self.default_group
-        bells, own_store, diagnosis = self._bells, self._own_store, self._diagnosis
+        bells, own_store, instrumentation = self._bells, self._own_store, self._diagnosis
         timeout_s = group.timeout_s
-        world = type(self)(*place, self.backend_name, timeout_s, store, peers, bells, own_store, diagnosis)
+        world = type(self)(*place, self.backend_name, timeout_s, store, peers, bells, own_store, instrumentation)
         world.num_shrunk = self.num_shrunk + 1
         world.endings = self.endings
         world._shared_resources = self._shared_resources

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshdist.backends.fake import FakeBackend
 from meshdist.debug.debug_level import begin_debugging
-from meshdist.debug.instrumentation import WorldDiagnosis
+from meshdist.debug.instrumentation import WorldInstrumentation
 from meshdist.groups.process_group import DESTROYED
 from meshdist.groups.world import World, world_in
 from meshdist.profiler.accounting import Account
@@ -96,7 +96,7 @@ class DryRun:
         store = HashStore()
         peers = _DryPeers(store, range(self.world_size), self.rank, self.host_name)
         world = _DryWorld(
-            self.rank, self.world_size, backend, timeout_s, store, peers, Doorbells(), None, WorldDiagnosis()
+            self.rank, self.world_size, backend, timeout_s, store, peers, Doorbells(), None, WorldInstrumentation()
         )
         world.hook_registry.watch(self.account)
         self._slot.world = world

@@ -33,7 +33,7 @@ from meshdist.system.platform import why_no_processes
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Iterable
+    from collections.abc import Callable, Collection
 
 USAGE_STATUS = 2
 STATUS = "status"
@@ -255,6 +255,24 @@ def _add_hosts(parser: ArgumentParser) -> None:
         help="the number of this host, from 0; assigned automatically if omitted",
     )
     add(
+        "--master-addr",
+        metavar="HOST",
+        help=f"on one host, the address on which the ranks' store listens, default {LOOPBACK}; on several, as "
+        "--rdzv-endpoint",
+    )
+    add(
+        "--master-port",
+        type=as_argument(port_number),
+        default=0,
+        metavar="PORT",
+        help="the port of the ranks' store, default 0: any free port; with --nnodes and --master-addr, the port where "
+        "the launchers meet",
+    )
+    _add_rendezvous(add)
+
+
+def _add_rendezvous(add: Callable[..., object]) -> None:
+    add(
         "--rdzv-endpoint",
         type=as_argument(host_and_port),
         metavar="HOST:PORT",
@@ -283,20 +301,6 @@ def _add_hosts(parser: ArgumentParser) -> None:
         metavar="SECONDS",
         help="with --nnodes 2:4, how long to wait for more hosts once the minimum has joined, and before a restart "
         f"for new hosts; default {DEFAULT_LAST_CALL_S:g}",
-    )
-    add(
-        "--master-addr",
-        metavar="HOST",
-        help=f"on one host, the address on which the ranks' store listens, default {LOOPBACK}; on several, as "
-        "--rdzv-endpoint",
-    )
-    add(
-        "--master-port",
-        type=as_argument(port_number),
-        default=0,
-        metavar="PORT",
-        help="the port of the ranks' store, default 0: any free port; with --nnodes and --master-addr, the port where "
-        "the launchers meet",
     )
 
 
@@ -387,12 +391,12 @@ def _problem_with(parsed: Namespace, kind: str, command: list[str]) -> str | Non
     return None
 
 
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
+def _did_you_mean(word: str, known: Collection[str]) -> str:
     """Return what to append to a message about a word that is not known; empty if no other is like it."""
-    from difflib import get_close_matches
+    from meshdist._torch_names import spelt  # with modules that an error alone needs
 
-    close = get_close_matches(word, list(known), n=1, cutoff=0.75)
-    return f"; did you mean {close[0]}?" if close else ""
+    meant = spelt(word, known)
+    return "" if meant is None else f"; did you mean {meant}?"
 
 
 def _is_importable(top_level_name: str) -> bool:

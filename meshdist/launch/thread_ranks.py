@@ -11,7 +11,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshdist.backends.threads import ThreadStore
-from meshdist.debug.instrumentation import WorldDiagnosis
+from meshdist.debug.instrumentation import WorldInstrumentation
 from meshdist.errors import DistError
 from meshdist.groups.world import World, world_in
 from meshdist.lifecycle import enter_world
@@ -139,7 +139,7 @@ class _Rank:
         try:
             world = enter_world(
                 *(slot, self.store, self.rank, self.world_size, "threads", Doorbells(), Deadline(self.timeout_s)),
-                diagnosis=WorldDiagnosis(self._make_exchange),
+                instrumentation=WorldInstrumentation(self._make_exchange),
             )
             self.world = world
             self.result = self.fn(*self.args)

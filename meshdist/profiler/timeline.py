@@ -87,7 +87,7 @@ class Timeline:
         """Draw a bar for each call of each rank over time with matplotlib, hatched while it waited.
 
         Calls of one name and group have one colour. Async calls are below the sync calls, with an outline.
-        If the first calls of groups, which connect their ranks, would take more than half of the width, the picture
+        If the first calls of groups, which set them up, would take more than half of the width, the picture
         begins after them.
 
         Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from itertools import takewhile
 from typing import Any
 
 from meshdist.profiler.call_matching import pairs
@@ -35,9 +35,7 @@ _LETTER = 0.62  # the mean width of a letter, in font sizes
 _LINE = 1.25  # the height of a line of text, in font sizes
 _LEAST_WIDTH = 0.0025  # of a bar, as a share of the axis: shorter calls are drawn so wide
 
-# The first call of a group connects it, if it takes so many times as long as the others of its kind without waiting.
-_SETUP_FACTOR = 5
-# Such calls at the beginning are left out if they would take more than this share of the axis.
+# First calls, which set up their groups, are left out if they would take more than this share of the axis.
 _MOST_SETUP = 0.5
 
 
@@ -90,7 +88,7 @@ class _Plot:
         ax.set_yticks(range(len(tracks)), [f"rank {track.rank}" for track in tracks])
         ax.tick_params(axis="y", length=0)
         setup = duration_text(self._setup_ns / 1e9)
-        left_out = f"; left out: the first {setup}, in which groups connect" if self._setup_ns else ""
+        left_out = f"; left out: the first {setup}, in which groups are set up" if self._setup_ns else ""
         ax.set_xlabel(f"time ({self._unit}){left_out}")
         share = sum(track.share for track in tracks) / len(tracks)
         ranks = "1 rank" if len(tracks) == 1 else f"{len(tracks)} ranks"
@@ -244,24 +242,9 @@ def _lanes(events: Sequence[Event]) -> list[int]:
 
 
 def _setup_end_ns(tracks: Sequence[Track]) -> int:
-    """Return when the last rank has ended the calls at its beginning that connected groups; 0 if there are none."""
-    return max((_setup_end_of(track.events) for track in tracks), default=0)
-
-
-def _setup_end_of(events: Sequence[Event]) -> int:
-    end_ns, connected = 0, set[str]()
-    for number, event in enumerate(events):
-        group = event.key[0]
-        later = [_working_ns(each) for each in events[number + 1 :] if (each.key[0], each.name) == (group, event.name)]
-        if group in connected or not later or _working_ns(event) < _SETUP_FACTOR * median(later):
-            break
-        connected.add(group)
-        end_ns = max(end_ns, event.end_ns)
-    return end_ns
-
-
-def _working_ns(event: Event) -> int:
-    return event.end_ns - event.begin_ns - (event.wait_ns or 0)
+    """Return when the last rank has ended the calls at its beginning that set up groups; 0 if there are none."""
+    firsts = (takewhile(lambda event: event.sets_up, track.events) for track in tracks)
+    return max((event.end_ns for events in firsts for event in events), default=0)
 
 
 def _unit(duration_ns: int) -> tuple[float, str]:

@@ -46,13 +46,13 @@ class Observer(Protocol):
 
 
 class _Handles(type):
-    """The type of handles; `dir` and `help` of a public one, and of those derived from it, show what it has itself.
+    """The type of handles: `dir` and `help` show what Work and Future define, also of what is derived from them.
 
-    What Completion and the core have is for this package.
+    What Completion and the core define is for this package.
     """
 
     def __dir__(cls) -> list[str]:
-        public = [base for base in cls.__mro__ if issubclass(base, Completion)][-2:][0]
+        public: type = next((base for base in cls.__mro__ if Completion in base.__bases__), cls)
         return sorted({*dir(object), *vars(public)})
 
 

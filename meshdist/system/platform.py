@@ -57,9 +57,9 @@ def check_processes(where: str) -> None:
 
 
 def check_num_processes(num_ranks: int, prefix: str = "") -> None:
-    """Raise ValueError if this host does not have the memory for so many processes of Python: a misprint, most likely.
+    """Raise ValueError if this host does not have the memory for so many processes of Python.
 
-    Starting them one by one would bring the host down before the first fails.
+    Most likely the number is a typing error; starting them one by one would bring the host down before one fails.
     """
     if sys.platform == "win32":  # there are no ranks that are processes
         return

@@ -312,7 +312,7 @@ def test_the_set_up_of_groups_is_told(is_warm):
 def test_much_set_up_has_a_line():
     events = [replace(made_up("all_reduce", 0, 40, 0), sets_up=True), made_up("all_reduce", 50, 60, 1)]
     lines = str(Timeline([Track(0, "here", 0, 100 * MS, events)])).splitlines()
-    assert lines[-1].startswith("of that, first calls, which set up their groups: tp 40 ms; a barrier on each")
+    assert lines[-1].startswith("of that, set-up of groups in their first calls: tp 40 ms; to exclude it")
 
 
 def test_the_trace_of_what_overlaps():
@@ -441,23 +441,22 @@ def test_the_longest_messages_have_arrows(arrows, told):
     assert [text for text in texts if text.startswith("message")] == told
 
 
-def test_the_picture_begins_after_the_connecting_of_groups():
+def test_the_picture_begins_after_the_set_up_of_groups():
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     from matplotlib.figure import Figure
 
     def drawn(*calls):
-        ax = Timeline([Track(0, "here", 0, 100 * MS, [made_up("all_reduce", *call) for call in calls])]).plot(
-            Figure().subplots()
-        )
+        events = [replace(made_up("all_reduce", *call), sets_up=sets_up) for *call, sets_up in calls]
+        ax = Timeline([Track(0, "here", 0, 100 * MS, events)]).plot(Figure().subplots())
         return ax.get_xlim()[0], ax.get_xlabel()
 
-    assert drawn((0, 80, 0), (85, 86, 1), (90, 91, 2)) == (
+    assert drawn((0, 80, 0, True), (85, 86, 1, False)) == (
         80,
-        "time (ms); left out: the first 80 ms, in which groups connect",
+        "time (ms); left out: the first 80 ms, in which groups are set up",
     )
-    # A long call that has been made before, or is as long as the others, is no start of a group.
-    assert drawn((0, 1, 0), (5, 85, 1), (90, 91, 2)) == (0, "time (ms)")
-    assert drawn((0, 60, 0), (60, 100, 1)) == (0, "time (ms)")
+    # A group that is set up later, and a set-up that takes less than half of the picture, are shown.
+    assert drawn((0, 1, 0, False), (5, 85, 1, True)) == (0, "time (ms)")
+    assert drawn((0, 40, 0, True), (40, 100, 1, False)) == (0, "time (ms)")
 
 
 def test_the_shortest_calls_can_be_seen():

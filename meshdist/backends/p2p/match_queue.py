@@ -104,7 +104,7 @@ class MatchQueue(Generic[M, R]):
         sources = sorted(src for src, other in unexpected if source not in (src, None) and other == tag)
         parts = []
         if tags:
-            parts.append(_waiting(f"with tag{'s'[: len(tags) > 1]} ", list(map(str, tags))))
+            parts.append(_waiting("with tag " if len(tags) == 1 else "with tags ", list(map(str, tags))))
         if sources:
             parts.append(
                 _waiting(f"with {'this tag' if tags else f'tag {tag}'} from ", list(map(self.describe, sources)))
