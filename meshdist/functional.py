@@ -38,6 +38,7 @@ from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import Op, ReduceOp
 from meshdist.arrays.trees import Tree, is_tree
 from meshdist.collectives.all_gather import all_gather as _all_gather
+from meshdist.collectives.all_gather_into_tensor import all_gather_along
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor as _all_gather_into_tensor
 from meshdist.collectives.all_reduce import all_reduce as _all_reduce
 from meshdist.collectives.all_to_all import all_to_all as _all_to_all
@@ -53,7 +54,6 @@ from meshdist.collectives.scan import scan as _scan
 from meshdist.collectives.scatter import scatter as _scatter
 from meshdist.collectives.tree_calls import gathered, gathered_on, joined_trees, reduced
 from meshdist.groups.world import resolve
-from meshdist.runtime.call import Call
 from meshdist.runtime.context import GroupLike
 
 __all__ = [
@@ -73,29 +73,12 @@ __all__ = [
 ]
 
 
-def _agreed_along(call: Call) -> tuple[Any, ...]:
-    # Not the call of a list, whose ranks must all pass lists.
-    return (*_all_gather_into_tensor.agreed(call), "concatenated")
-
-
-_all_gather_along = _all_gather_into_tensor.under("all_gather", _agreed_along)
-
-
 def _array(x: Any, of: str, group: GroupLike) -> Any:
     """Return the array that the user's function `of` got."""
     try:
         return taken(x)
     except TypeError as error:
         raise TypeError(f"{resolve(group).error_prefix(of)}: {error}") from None
-
-
-def _copy(x: Any, of: str, group: GroupLike) -> Any:
-    return _array(x, of, group).copy()
-
-
-def _blank(x: Any, of: str, group: GroupLike) -> Any:
-    array = _array(x, of, group)
-    return new_empty(array.shape, array)
 
 
 def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
@@ -117,7 +100,7 @@ def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
     """
     if is_tree(x):
         return reduced(_all_reduce, x, op, group)
-    y: Array = _copy(x, "all_reduce", group)
+    y: Array = _array(x, "all_reduce", group).copy()
     _all_reduce(y, op, group)
     return y
 
@@ -141,7 +124,7 @@ def scan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
     """
     if is_tree(x):
         return reduced(_scan, x, op, group)
-    y: Array = _copy(x, "scan", group)
+    y: Array = _array(x, "scan", group).copy()
     _scan(y, op, group)
     return y
 
@@ -166,7 +149,7 @@ def exscan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
     """
     if is_tree(x):
         return reduced(_exscan, x, op, group)
-    y: Array = _copy(x, "exscan", group)
+    y: Array = _array(x, "exscan", group).copy()
     _exscan(y, op, group)
     return y
 
@@ -192,7 +175,7 @@ def broadcast(x: Any, src: int | None = None, group: GroupLike = None, group_src
     """
     if is_tree(x):
         return reduced(_broadcast, x, None, group, resolve(group).root("broadcast", "src", src, group_src))
-    y: Array = _copy(x, "broadcast", group)
+    y: Array = _array(x, "broadcast", group).copy()
     _broadcast(y, src, group, group_src=group_src)
     return y
 
@@ -220,7 +203,7 @@ def reduce(
     """
     if is_tree(x):
         return reduced(_reduce, x, op, group, resolve(group).root("reduce", "dst", dst, group_dst))
-    y: Array = _copy(x, "reduce", group)
+    y: Array = _array(x, "reduce", group).copy()
     _reduce(y, dst, op, group, group_dst=group_dst)
     return y
 
@@ -248,7 +231,8 @@ def all_gather(x: Any, group: GroupLike = None, *, axis: int | None = None, dim:
         return _joined(x, group, axis, dim, "all_gather")
     if is_tree(x):
         return gathered(x, group)
-    blocks = [_blank(x, "all_gather", group) for _ in range(resolve(group).size())]
+    array = _array(x, "all_gather", group)
+    blocks = [new_empty(array.shape, array) for _ in range(resolve(group).size())]
     _all_gather(blocks, x, group)
     return blocks
 
@@ -285,7 +269,7 @@ def _joined(x: Any, group: GroupLike, axis: int | None, dim: int | None, of: str
     place = dimension(members, of, array, axis, dim)
     y = new_empty((size, *array.shape), array)
     if of == "all_gather":
-        members.submit(_all_gather_along, array, y)
+        members.submit(all_gather_along, array, y)
     else:
         _all_gather_into_tensor(y, array, group)
     return joined_along(y, place)
@@ -329,17 +313,14 @@ def gather(
         trees = gathered_on(x, group, root)
         return joined_trees(x, trees, dims) if is_joined and trees is not None else trees
     array = _array(x, "gather", group)
-    place = dimension(members, "gather", array, axis, dim) if is_joined else 0
-    y = new_empty((members.size(), *array.shape), array) if members.rank() == root >= 0 else None
-    blocks = (
-        None
-        if y is None
-        else [y[rank] for rank in range(len(y))]
-        if is_joined
-        else [_blank(x, "gather", group) for _ in y]
-    )
-    _gather(x, blocks, group=group, group_dst=root)
-    return blocks if y is None or not is_joined else joined_along(y, place)
+    num_blocks = members.size() if members.rank() == root >= 0 else 0
+    if not is_joined:
+        blocks = [new_empty(array.shape, array) for _ in range(num_blocks)] or None
+        _gather(x, blocks, group=group, group_dst=root)
+        return blocks
+    place, y = dimension(members, "gather", array, axis, dim), new_empty((num_blocks, *array.shape), array)
+    _gather(x, [y[rank] for rank in range(num_blocks)] or None, group=group, group_dst=root)
+    return joined_along(y, place) if num_blocks else None
 
 
 def scatter(
@@ -406,7 +387,8 @@ def reduce_scatter(x: Sequence[Any], op: Op = ReduceOp.SUM, group: GroupLike = N
     place = resolve(group).rank()
     if not 0 <= place < len(x):
         raise ValueError(f"reduce_scatter: x must hold an array for each rank, also for rank {place}, got {len(x)}")
-    y: Array = _blank(x[place], "reduce_scatter", group)
+    array = _array(x[place], "reduce_scatter", group)
+    y: Array = new_empty(array.shape, array)
     _reduce_scatter(y, x, op, group)
     return y
 
@@ -458,7 +440,8 @@ def all_to_all(x: Sequence[Any], group: GroupLike = None) -> list[Array]:
             elements as `x[i]`.
         DistTimeoutError: A rank did not call within the group's timeout.
     """
-    blocks = [_blank(block, "all_to_all", group) for block in x]
+    arrays = [_array(block, "all_to_all", group) for block in x]
+    blocks = [new_empty(array.shape, array) for array in arrays]
     _all_to_all(blocks, x, group)
     return blocks
 

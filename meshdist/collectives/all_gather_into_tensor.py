@@ -49,5 +49,12 @@ def all_gather_into_tensor(
     return resolve(group).submit(all_gather_into_tensor, input_tensor, output_tensor, None, None, async_op)
 
 
+def _agreed_along(call: Call) -> tuple[Any, ...]:
+    # Not the call of a list, whose ranks must all pass lists.
+    return (*all_gather_into_tensor.agreed(call), "concatenated")
+
+
+# What `functional.all_gather` calls along a dimension.
+all_gather_along = all_gather_into_tensor.under("all_gather", _agreed_along)
 # The newer name.
 all_gather_single = all_gather_into_tensor
