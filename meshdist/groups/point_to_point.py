@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from meshdist import core
 from meshdist.arrays.host import Array, pack
 from meshdist.errors import DistError, DistTimeoutError
-from meshdist.groups.exchanges import Exchanges, known_request
+from meshdist.groups.message_exchanges import Exchanges, known_request
 from meshdist.groups.tags_and_probes import MessageGroup
 from meshdist.groups.unposted_messages import (
     AnnouncedSends,
