@@ -93,7 +93,7 @@ def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
         A new array or tree with the structure and dtypes of `x`.
 
     Raises:
-        TypeError: Not an array or a tree, an unsupported dtype, or one undefined for `op`.
+        TypeError: `x` is not an array or a tree, or a dtype is unsupported or undefined for `op`.
         ValueError: `op` is unknown.
         DistBackendError: A rank failed, or the ranks' calls or trees disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
@@ -117,7 +117,7 @@ def scan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
         A new array or tree with the structure and dtypes of `x`.
 
     Raises:
-        TypeError: Not an array or a tree, an unsupported dtype, or one undefined for `op`.
+        TypeError: `x` is not an array or a tree, or a dtype is unsupported or undefined for `op`.
         ValueError: `op` is unknown or AVG.
         DistBackendError: A rank failed, or the ranks' calls or trees disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
@@ -142,7 +142,7 @@ def exscan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
         as 0 for SUM.
 
     Raises:
-        TypeError: Not an array or a tree, an unsupported dtype, or one undefined for `op`.
+        TypeError: `x` is not an array or a tree, or a dtype is unsupported or undefined for `op`.
         ValueError: `op` is unknown or AVG.
         DistBackendError: A rank failed, or the ranks' calls or trees disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
@@ -168,7 +168,7 @@ def broadcast(x: Any, src: int | None = None, group: GroupLike = None, group_src
         A new array or tree with the values of the source.
 
     Raises:
-        TypeError: Not an array or a tree, or an unsupported dtype.
+        TypeError: `x` is not an array or a tree, or a dtype is unsupported.
         ValueError: Both or none of `src` and `group_src` are given, or it is not a member.
         DistBackendError: A rank failed, or the ranks' calls or trees disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
@@ -196,7 +196,7 @@ def reduce(
         A new array or tree: on the destination the reduction, elsewhere a copy of `x`.
 
     Raises:
-        TypeError: Not an array or a tree, an unsupported dtype, or one undefined for `op`.
+        TypeError: `x` is not an array or a tree, or a dtype is unsupported or undefined for `op`.
         ValueError: Both or none of `dst` and `group_dst` are given, it is not a member, or `op` is unknown.
         DistBackendError: A rank failed, or the ranks' calls or trees disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
@@ -222,7 +222,7 @@ def all_gather(x: Any, group: GroupLike = None, *, axis: int | None = None, dim:
         `all_gather_into_tensor`.
 
     Raises:
-        TypeError: Not an array or a tree, an unsupported dtype, or a dimension that is not an integer.
+        TypeError: `x` is not an array or a tree, a dtype is unsupported, or the dimension is not an integer.
         ValueError: `x` does not have that dimension, or both `axis` and `dim` are given.
         DistBackendError: A rank failed, or the ranks' calls or trees disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
@@ -251,7 +251,7 @@ def all_gather_into_tensor(x: Any, group: GroupLike = None, *, axis: int | None 
         leaves are concatenated.
 
     Raises:
-        TypeError: Not an array or a tree, an unsupported dtype, or a dimension that is not an integer.
+        TypeError: `x` is not an array or a tree, a dtype is unsupported, or the dimension is not an integer.
         ValueError: `x` does not have that dimension, or both `axis` and `dim` are given.
         DistBackendError: A rank failed, or the ranks' calls or trees disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
@@ -299,7 +299,7 @@ def gather(
         tree, concatenated along that dimension; 0-d arrays are stacked. Elsewhere None.
 
     Raises:
-        TypeError: Not an array or a tree, an unsupported dtype, or a dimension that is not an integer.
+        TypeError: `x` is not an array or a tree, a dtype is unsupported, or the dimension is not an integer.
         ValueError: `x` does not have that dimension; both `axis` and `dim`, or both `dst` and `group_dst` are given;
             the destination is not a member.
         DistBackendError: A rank failed, or the ranks' calls or trees disagree.
@@ -350,7 +350,7 @@ def scatter(
         A new array with the shape and dtype of `x`.
 
     Raises:
-        TypeError: Not arrays, different or unsupported dtypes, or a dimension that is not an integer.
+        TypeError: An argument is not an array, the dtypes differ or are unsupported, or `axis` is not an integer.
         ValueError: `x` does not have that dimension; both `axis` and `dim`, or both `src` and `group_src` are given;
             the source is not a member; `scatter_list` is given on another rank, is of wrong length, or its blocks do
             not have the shape of `x`.
@@ -379,8 +379,8 @@ def reduce_scatter(x: Sequence[Any], op: Op = ReduceOp.SUM, group: GroupLike = N
         A new array with the shape of `x[rank]`: the reduction of the arrays at this place in the ranks' lists.
 
     Raises:
-        TypeError: Not arrays, different dtypes, or ones unsupported or undefined for `op`.
-        ValueError: A list of wrong length, or `op` is unknown.
+        TypeError: An argument is not an array, the dtypes differ, or the dtype is unsupported or undefined for `op`.
+        ValueError: The list has the wrong length, or `op` is unknown.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """
@@ -410,7 +410,7 @@ def reduce_scatter_tensor(
         A new array: the block of this rank, in rank order.
 
     Raises:
-        TypeError: Not an array, a dtype unsupported or undefined for `op`, or a dimension that is not an integer.
+        TypeError: `x` is not an array, its dtype is unsupported or undefined for `op`, or `axis` is not an integer.
         ValueError: `x` does not have that dimension, or its length is not a multiple of the group's size; both `axis`
             and `dim` are given; `op` is unknown.
         DistBackendError: A rank failed, or the ranks' calls disagree.
@@ -434,8 +434,8 @@ def all_to_all(x: Sequence[Any], group: GroupLike = None) -> list[Array]:
         A list of new arrays in rank order; the one from rank i has the shape of `x[i]`.
 
     Raises:
-        TypeError: Not arrays, different or unsupported dtypes.
-        ValueError: A list of wrong length.
+        TypeError: An argument is not an array, or the dtypes differ or are unsupported.
+        ValueError: The list has the wrong length.
         DistBackendError: A rank failed, the ranks' calls disagree, or the array from rank i does not have as many
             elements as `x[i]`.
         DistTimeoutError: A rank did not call within the group's timeout.
@@ -471,7 +471,7 @@ def all_to_all_single(
         A new array: the blocks in rank order.
 
     Raises:
-        TypeError: Not an array, an unsupported dtype, or sizes or a dimension that are not integers.
+        TypeError: `x` is not an array, its dtype is unsupported, or the sizes or the dimension are not integers.
         ValueError: `x` does not have that dimension, both `axis` and `dim` are given, or the sizes do not match `x`.
         DistBackendError: A rank failed, or the ranks' calls or sizes disagree.
         DistTimeoutError: A rank did not call within the group's timeout.

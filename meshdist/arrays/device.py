@@ -25,7 +25,7 @@ def cupy_module() -> Any:
         import cupy  # waits if another thread has begun to import it
     except ImportError as error:
         raise DistBackendError(
-            f"arrays in the memory of a GPU need CuPy: `pip install 'meshdist[cuda]'` ({error})"
+            f"arrays in the memory of a GPU need CuPy: `pip install cupy-cuda12x` ({error})"
         ) from None
     return cupy
 
@@ -53,8 +53,9 @@ def as_device_buffers(value: Any, name: str, is_list: bool, *, written: bool = F
     """Return an argument as a CuPy array or, if `is_list`, a list of them; None stays None.
 
     Raises:
-        TypeError: A list for one array, no list for several; or as `as_device_array`.
-        ValueError: As `as_device_array`; or two arrays that are written share memory.
+        TypeError: `value` is a list instead of one array, or an array instead of a list; or `as_device_array` raises
+            it.
+        ValueError: `as_device_array` raises it, or two arrays that are written share memory.
     """
     if value is None:
         return None

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import sys
+from binascii import crc32
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -45,7 +46,7 @@ def as_array(value: Any, name: str, hint: Callable[[Any, str], str] | None = Non
     arrays, which would lose their masks; and what `shared_array` accepts.
 
     Raises:
-        TypeError: Not an array, or its memory cannot be shared.
+        TypeError: `value` is not an array, or its memory cannot be shared.
     """
     if type(value) is np.ndarray:
         return value
@@ -99,8 +100,51 @@ def _hint(is_read: bool, is_written: bool) -> Callable[..., str]:
     return hint_of_input if not is_written else hint_of_both if is_read else hint_of_output
 
 
-# The sizes in bytes of the objects of a list, the message before their pickles. No user's array has this dtype.
-OBJECT_SIZES = np.dtype([("num_bytes", np.int64)])
+# How the dtypes of pickles begin, as the names of dtypes travel.
+OBJECTS_PREFIX = "objects"
+
+
+@lru_cache(maxsize=256)
+def dtype_of_objects(number: int | None) -> np.dtype[Any]:
+    """Return the dtype of the pickle of a list of `number` objects; None is any number. No user's array has it."""
+    return np.dtype([(OBJECTS_PREFIX + ("" if number is None else f"{number:x}"), np.uint8)])
+
+
+def is_of_objects(dtype: np.dtype[Any]) -> bool:
+    return dtype.names is not None and dtype.names[0].startswith(OBJECTS_PREFIX)
+
+
+def describe_objects(dtype: np.dtype[Any]) -> str:
+    """Return what a message with a dtype of objects has, as in "2 objects"."""
+    number = "" if dtype.names is None else dtype.names[0].removeprefix(OBJECTS_PREFIX)
+    return counted(int(number, 16), "object") if number else "objects"
+
+
+# The title of the field of a labelled dtype.
+_LABELLED = "label"
+
+
+@lru_cache(maxsize=1024)
+def label_of(shape: tuple[int, ...], terms: tuple[Any, ...]) -> str:
+    """Return five characters that stand for the shape of an array, and for other things that ranks must agree on."""
+    return f"{crc32(repr((shape, terms)).encode()) >> 12:05x}"
+
+
+@lru_cache(maxsize=1024)
+def labelled_dtype(dtype: np.dtype[Any], label: str) -> np.dtype[Any]:
+    """Return a dtype with a label, which no array of a user has: messages of two labels do not fit."""
+    return np.dtype([((_LABELLED, label), dtype)])
+
+
+def element_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return a dtype without its label, if it has one."""
+    return dtype[0] if label_in(dtype) else dtype
+
+
+def label_in(dtype: np.dtype[Any]) -> str:
+    """Return the label of a dtype; an empty string if it has none."""
+    names = dtype.names
+    return names[0] if names and dtype.fields is not None and dtype.fields[names[0]][2:] == (_LABELLED,) else ""
 
 
 def check_dtype(array: Array, name: str) -> None:
@@ -164,7 +208,8 @@ def pack(array: Array, *, keep: bool = True, copy: bool = False) -> Array:
     """
     if is_plain(array) and not copy:
         return array
-    packed = np.empty(array.shape, array.dtype.newbyteorder("="))
+    dtype = array.dtype  # the same object, which the core tells kinds of messages by
+    packed = np.empty(array.shape, dtype if dtype.isnative else dtype.newbyteorder("="))
     if keep:
         packed[...] = array
     return packed
@@ -179,7 +224,7 @@ def split_rows(array: Array, num_blocks: int) -> list[Array]:
 
 def describe_array(array: Array) -> str:
     """Return dtype and shape as messages show them: `float32[4, 3]`."""
-    return f"{array.dtype}[{', '.join(map(str, array.shape))}]"
+    return f"{element_dtype(array.dtype)}[{', '.join(map(str, array.shape))}]"
 
 
 def as_bytes(array: Array) -> Array:

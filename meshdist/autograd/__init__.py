@@ -5,9 +5,7 @@ from __future__ import annotations
 try:
     import autograd as _hips
 except ImportError as error:
-    raise ImportError(
-        "meshdist.autograd needs the package autograd: pip install 'meshdist[autograd]'", name="autograd"
-    ) from error
+    raise ImportError("meshdist.autograd needs the package autograd: pip install autograd", name="autograd") from error
 
 from meshdist.autograd import array_boxes  # registers DTensors
 from meshdist.autograd.array_moves import from_local, full, to_local

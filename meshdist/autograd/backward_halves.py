@@ -83,7 +83,7 @@ def run_in_halves(fun: Callable[..., Any], parameters: Any, x: Any, kw: dict[str
         fun: Computes with the functions of `autograd.numpy` and `meshdist.autograd`, and returns a tree of arrays.
         parameters: A tree of floating or complex arrays.
         x: A tree of arrays, floating and complex ones of which have gradients.
-        kw: Not differentiated.
+        kw: Keyword arguments of `fun`, which are not differentiated.
     """
     with recording() as tape:
         boxed_x = _Boxed(tape, Tree(x, "x"), is_input=True)

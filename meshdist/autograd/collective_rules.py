@@ -105,7 +105,7 @@ def vjp(collective: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Call
         `backward(g, x, y)`, for `send` `backward(None, x)`.
 
     Raises:
-        TypeError: Not one of these functions; from `backward`, a gradient of another kind of dtype.
+        TypeError: `collective` is not one of these functions. From `backward`: the gradient has another kind of dtype.
         ValueError: From `backward`: `x` or `y` is needed and missing, or `g` does not have the shape of `y`.
 
     Example:

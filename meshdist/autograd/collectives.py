@@ -83,7 +83,7 @@ def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, *, grad: 
             Replicate); an all_reduce.
 
     Raises:
-        TypeError: Not an array or a number, or an op without a gradient.
+        TypeError: `x` is not an array or a number, or `op` has no gradient.
         ValueError: Another `grad`.
 
     Example:
@@ -116,10 +116,10 @@ def copy(x: Any, group: GroupLike = None) -> Any:
 
     Args:
         x: An array or a number.
-        group: As in `all_reduce`.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
 
     Raises:
-        TypeError: Not an array or a number.
+        TypeError: `x` is not an array or a number.
 
     Example:
         >>> import numpy as np, meshdist
@@ -176,7 +176,7 @@ def all_gather(
 
     Args:
         x: An array, of one shape and dtype on all ranks. 0-d ones are stacked.
-        group: As in `all_reduce`.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         axis: The dimension along which they are concatenated. None: they are a list in rank order.
         dim: The same, by torch's name.
         grad: The gradient of `x`. "reduce": the sum over the ranks of their gradients of its block (Varying to
@@ -184,7 +184,7 @@ def all_gather(
             on all ranks (Varying to Invariant); sends nothing.
 
     Raises:
-        TypeError: Not an array or a number.
+        TypeError: `x` is not an array or a number.
         ValueError: `x` has no such dimension, both `axis` and `dim` are given, or another `grad`.
 
     Example:
@@ -250,13 +250,13 @@ def reduce_scatter(
     Args:
         x: An array, of one shape and dtype on all ranks, which is split into equal blocks; or a list of an array for
             each rank, all of one shape.
-        op: As in `all_reduce`.
-        group: As in `all_reduce`.
+        op: The reduction, as in `all_reduce`.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         axis: The dimension along which an array is split. None: dimension 0.
         dim: The same, by torch's name.
 
     Raises:
-        TypeError: Not an array, or an op without a gradient.
+        TypeError: `x` is not an array, or `op` has no gradient.
         ValueError: That dimension is missing or not a multiple of the group's size, both `axis` and `dim` are given, or
             a list of another length or of arrays of several shapes.
 
@@ -320,14 +320,14 @@ def all_to_all(
     Args:
         x: An array that is split, and whose blocks are concatenated, along `axis`; or a list of an array for each rank,
             and then a list is returned. The array from rank i has the shape of `x[i]`.
-        group: As in `all_reduce`.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         output_split_sizes: The rows of the block from each rank. None: equal blocks.
         input_split_sizes: The rows of the block for each rank. None: equal blocks.
         axis: The dimension. None: dimension 0.
         dim: The same, by torch's name.
 
     Raises:
-        TypeError: Not an array.
+        TypeError: `x` is not an array.
         ValueError: That dimension is missing, both `axis` and `dim` are given, or the blocks do not fit; a list of
             another length than the group's size.
 
@@ -391,14 +391,14 @@ def broadcast(
     Args:
         x: An array or a number.
         src: Global rank of the sender.
-        group: As in `all_reduce`.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         group_src: The sender's rank in the group, instead of `src`.
         grad: The gradient of `x` on `src`. "reduce": the sum of the gradients of all ranks (to Replicate); a reduce.
             "identity": its own gradient of the result, which is the same on all ranks (to Invariant); sends nothing.
 
     Raises:
-        TypeError: Not an array or a number.
-        ValueError: No or two senders, one that is not a member, or another `grad`.
+        TypeError: `x` is not an array or a number.
+        ValueError: No sender is given, or both `src` and `group_src`; the sender is not a member; or `grad` is unknown.
 
     Example:
         >>> import numpy as np, meshdist

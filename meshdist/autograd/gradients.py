@@ -25,12 +25,12 @@ def grad(fun: Callable[..., Any], argnum: Argnum = 0) -> Callable[..., Any]:
     """Return a function of the arguments of `fun` that returns the gradient of `fun`; see `value_and_grad`.
 
     Args:
-        fun: As in `value_and_grad`.
-        argnum: As in `value_and_grad`.
+        fun: The function to differentiate, as in `value_and_grad`.
+        argnum: The positional argument, or several, with respect to which it is differentiated.
 
     Raises:
-        TypeError: As `value_and_grad`.
-        ValueError: As `value_and_grad`.
+        TypeError: An argument is an integer array, `fun` returned no real number, or an operation has no gradient.
+        ValueError: `fun` returned an array of several numbers.
 
     Example:
         >>> import numpy as np, meshdist

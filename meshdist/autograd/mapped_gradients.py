@@ -40,19 +40,20 @@ def local_map(
     computed a part of the results from it. Where all results replicate, it is that of each rank, which is the same.
 
     Args:
-        fn: As in `meshdist.tensor.local_map`.
-        out_placements: As there.
-        in_placements: As there.
-        redistribute_inputs: As there.
-        device_mesh: As there.
+        fn: The function, as in `meshdist.tensor.local_map`.
+        out_placements: The placements of the results, as there.
+        in_placements: The placements of the arguments, as there.
+        redistribute_inputs: Whether arguments with other placements are redistributed, as there.
+        device_mesh: The mesh, as there.
         vjp: A function `vjp(g, result, *blocks)` that returns the gradients of the blocks, as a tuple of one for each
             argument, None for what is not an array; of one argument alone also the gradient itself. `g` is this rank's
             block of the gradient of the result, or a tuple of them as `result` is. None: `fn` is differentiated.
 
     Raises:
-        TypeError: As `meshdist.tensor.local_map`; a gradient of another kind of dtype.
-        ValueError: As there; `vjp` returned a gradient of another shape, or another number of them.
-        PlacementError: As there.
+        TypeError: `meshdist.tensor.local_map` raises it, or a gradient has another kind of dtype.
+        ValueError: `meshdist.tensor.local_map` raises it, or `vjp` returned a gradient of another shape, or another
+            number of them.
+        PlacementError: `meshdist.tensor.local_map` raises it.
 
     Example:
         >>> import numpy as np, meshdist
@@ -239,13 +240,13 @@ def halo(x: Any, width: int | Sequence[int], periodic: bool | Sequence[bool] = F
 
     Args:
         x: The DTensor.
-        width: As in `meshdist.tensor.halo`.
-        periodic: As there.
+        width: The number of ghost rows, as in `meshdist.tensor.halo`.
+        periodic: Whether the array is periodic, as there.
         grad: Along axes that replicate, as in `to_local`.
 
     Raises:
-        TypeError: As `meshdist.tensor.halo`.
-        ValueError: As there; another `grad`.
+        TypeError: `x` is not a DTensor, or a width is not an integer.
+        ValueError: A width is negative, there is not one for each dimension, or `grad` is unknown.
     """
     return _with_halo(x, width, periodic, checked_grad("halo", grad))
 
@@ -258,13 +259,13 @@ def map_overlap(
     `fn` is differentiated on each rank, and computes with the functions of `autograd.numpy`.
 
     Args:
-        fn: As in `meshdist.tensor.map_overlap`.
+        fn: The function, as in `meshdist.tensor.map_overlap`.
         x: The DTensor.
-        width: As there.
-        periodic: As there.
+        width: The number of ghost rows, as there.
+        periodic: Whether the array is periodic, as there.
 
     Raises:
-        ValueError: As `meshdist.tensor.map_overlap`.
+        ValueError: The result has another shape than the argument, or a width is negative.
 
     Example:
         >>> import autograd.numpy as np, meshdist

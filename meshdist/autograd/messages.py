@@ -54,11 +54,11 @@ def permute(x: Any, perm: int | Sequence[tuple[int, int]], group: GroupLike = No
         x: An array, of one shape and dtype on all ranks.
         perm: Pairs (source, destination) of ranks in the group, the same on all ranks; each at most once a source and
             once a destination. Or an integer: each rank sends to the rank at this distance, around the ring.
-        group: As in `all_reduce`.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
 
     Raises:
-        TypeError: Not an array, or not pairs of integers.
-        ValueError: A rank outside the group, or twice a source or a destination.
+        TypeError: `x` is not an array, or `perm` has other values than integers.
+        ValueError: A rank is outside the group, or is a source or a destination twice.
 
     Example:
         >>> import numpy as np, meshdist
@@ -169,7 +169,7 @@ def send(x: Any, dst: int | None = None, group: GroupLike = None, tag: int = 0, 
     Args:
         x: An array or a number.
         dst: Global rank of the receiver.
-        group: As in `all_reduce`.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         tag: Matches this message with a `recv` of the same tag.
         group_dst: The receiver's rank in the group, instead of `dst`.
 
@@ -177,8 +177,8 @@ def send(x: Any, dst: int | None = None, group: GroupLike = None, tag: int = 0, 
         Zero, of the dtype of `x`: with the package autograd's own `grad`, add it to the loss.
 
     Raises:
-        TypeError: Not an array or a number.
-        ValueError: No or two receivers, or one that is not a member.
+        TypeError: `x` is not an array or a number.
+        ValueError: No receiver is given, or both `dst` and `group_dst`, or the receiver is not a member.
 
     Example:
         >>> import numpy as np, meshdist
@@ -206,13 +206,13 @@ def recv(x: Any, src: int | None = None, group: GroupLike = None, tag: int = 0, 
     Args:
         x: An array or a number of the shape and dtype that are sent. It has a gradient of zeros.
         src: Global rank of the sender.
-        group: As in `all_reduce`.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         tag: The tag it was sent with.
         group_src: The sender's rank in the group, instead of `src`.
 
     Raises:
-        TypeError: Not an array or a number.
-        ValueError: No or two senders, or one that is not a member.
+        TypeError: `x` is not an array or a number.
+        ValueError: No sender is given, or both `src` and `group_src`, or the sender is not a member.
     """
     members = resolve(group)
     by = members.root("recv", "src", src, group_src)

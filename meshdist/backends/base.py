@@ -165,6 +165,13 @@ class Backend:
         """Return the messages of this rank to itself, if they share a queue with those of other ranks; else None."""
         return None
 
+    def left_over(self) -> list[tuple[int, int]]:
+        """Return the source and the tag of messages that have arrived and were not received, as far as this rank knows.
+
+        Negative tags are those of collectives.
+        """
+        return []
+
     def fast_send(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
         """Return a fast path for messages of a kind to a rank that messages were sent to before; None if there is none.
 

@@ -93,7 +93,8 @@ def _plain(name: str) -> str:
     try:
         entry_of(name)
     except ValueError as error:
-        raise ValueError(f"{error}; {_FORM}") from None
+        words = str(error)
+        raise ValueError(words if words.endswith("?") else f"{words}; {_FORM}") from None
     return name.lower()
 
 
@@ -149,7 +150,7 @@ def check_rank_kind(backend: str, *, ranks_are_threads: bool) -> str | None:
     """Return why ranks that are threads of `meshdist.run`, or processes, cannot use a backend; None if they can."""
     names = set(by_device(backend).values())
     if FOR_THREADS in names and not ranks_are_threads:
-        return f"backend {FOR_THREADS!r} is for ranks that are threads of meshdist.run; for processes use 'gloo'"
+        return f"the {FOR_THREADS!r} backend is for ranks that are threads of meshdist.run; for processes use 'gloo'"
     return None
 
 
@@ -177,17 +178,17 @@ def is_backend_available(backend: str) -> bool:
 
 
 def is_gloo_available() -> bool:
-    """Return whether backend `gloo` can be used here: on Linux and macOS always, as it needs nothing but NumPy."""
+    """Return whether the `gloo` backend can be used here: on Linux and macOS always, as it needs nothing but NumPy."""
     return is_backend_available("gloo")
 
 
 def is_mpi_available() -> bool:
-    """Return whether backend `mpi` can be used here."""
+    """Return whether the `mpi` backend can be used here."""
     return is_backend_available("mpi")
 
 
 def is_nccl_available() -> bool:
-    """Return whether backend `nccl` can be used here: with CuPy, and a GPU that this process sees."""
+    """Return whether the `nccl` backend can be used here: with CuPy, and a GPU that this process sees."""
     return is_backend_available("nccl")
 
 

@@ -1,4 +1,4 @@
-"""Backend `fake`: carries out the calls of one rank without peers, for dry runs.
+"""The `fake` backend: carries out the calls of one rank without peers, for dry runs.
 
 Results are those of a world in which every rank passes the same arrays. Data that only another rank could send is zero:
 a message, and the output of a scatter on a rank other than the source.
@@ -32,7 +32,9 @@ class FakeBackend(Backend):
 
     def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
         array[...] = 0
-        return Sent(self._sender(src))
+        sent = Sent(self._sender(src))
+        sent.pickle = array  # empty, if it is one of objects
+        return sent
 
     def probe(self, src: int | None, tag: int | None) -> Probe:
         return _Probed(self._sender(src), tag)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshdist.runtime.context import current_slot
 from meshdist.system.platform import why_no_processes
@@ -22,8 +21,7 @@ UNDEFINED = "undefined"
 Maker = Callable[["BackendOptions"], "Backend"]
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A backend before its first use."""
 
     devices: tuple[str, ...]  # the device types whose arrays it carries
@@ -39,7 +37,12 @@ def entry_of(name: str) -> Entry:
     """Return the entry of a backend; raise ValueError, with the known names, if there is none."""
     entry = _ENTRIES.get(name.lower())
     if entry is None:
-        hint = "; what torch's backend tcp did, 'gloo' does" if name.lower() == "tcp" else ""
+        from meshdist._torch_names import spelt  # which an error alone needs
+
+        meant = spelt(name, known_names())
+        hint = "" if meant is None else f"; did you mean {meant!r}?"
+        if name.lower() == "tcp":
+            hint = "; what torch's backend tcp did, 'gloo' does"
         raise ValueError(f"unknown backend {name!r}; choose from {', '.join(known_names())}{hint}")
     return entry
 
@@ -75,7 +78,7 @@ def check_usable(name: str) -> None:
         registered = [other for other in known_names() if not _ENTRIES[other].is_ours]
         others = f"; registered are {', '.join(registered)}" if registered else ""
         instead = "" if name.lower() == "gloo" else "; for arrays on the CPU use 'gloo'"
-        raise DistBackendError(f"backend {name.lower()!r} is not available: {reason}{instead}{others}")
+        raise DistBackendError(f"the {name.lower()!r} backend is not available: {reason}{instead}{others}")
 
 
 def register_backend(

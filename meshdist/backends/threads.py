@@ -1,4 +1,4 @@
-"""Backend `threads`: ranks that are threads of one process.
+"""The `threads` backend: ranks that are threads of one process.
 
 It implements messages and the comparison of calls; collectives run by their default algorithms. Tests and notebooks run
 real meshes on it in milliseconds; it is not made for speed.
@@ -242,7 +242,7 @@ class ThreadsBackend(Backend):
             path.append(root.prefix)
             root = root.underlying_store
         if not isinstance(root, ThreadStore):
-            raise ValueError("backend 'threads' is for ranks that are threads: use meshdist.run(fn, world_size)")
+            raise ValueError("the 'threads' backend is for ranks that are threads: use meshdist.run(fn, world_size)")
         # Worlds that shrink have groups of the same names, with renumbered ranks.
         self._name = "/".join(reversed(path))
         self._store = root
@@ -251,6 +251,7 @@ class ThreadsBackend(Backend):
         self._own = OwnMessages(options.rank, self._room.boxes[options.rank])
         self._eager_bytes = eager_bytes()
         self._names = DtypeNames()
+        self._sent_to: set[int] = set()
         self._calls_made = 0
 
     def send(self, array: Array, dst: int, tag: int) -> Waitable:
@@ -258,8 +259,9 @@ class ThreadsBackend(Backend):
         send = _Send(self.options, room, dst)
         message = _Message(send, array, dst, self.rank, tag, self._names[array.dtype])
         with room.lock:
-            if dst in room.departures and tag >= 0:
+            if tag >= 0 and (dst in room.departures or dst not in self._sent_to):
                 send.check()
+                self._sent_to.add(dst)
             # Messages of collectives are always buffered: the limit is for users' messages.
             if tag < 0 or array.nbytes <= self._eager_bytes:
                 message.pull()
@@ -279,6 +281,9 @@ class ThreadsBackend(Backend):
 
     def own_messages(self) -> OwnMessages:
         return self._own
+
+    def left_over(self) -> list[tuple[int, int]]:
+        return self._room.boxes[self.rank].left_over()
 
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
         number, room = self._calls_made, self._room

@@ -42,8 +42,8 @@ def all_gather(tensor_list: Sequence[Any], tensor: Any, group: GroupLike = None,
         `tensor_list`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not arrays, different or unsupported dtypes.
-        ValueError: A list of wrong length, a wrong shape, or an output that cannot be written.
+        TypeError: An argument is not an array, or the dtypes differ or are unsupported.
+        ValueError: The list has the wrong length, a shape is wrong, or an output cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """

@@ -41,7 +41,7 @@ def all_gather_into_tensor(
         `output_tensor`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not arrays, different or unsupported dtypes.
+        TypeError: An argument is not an array, or the dtypes differ or are unsupported.
         ValueError: A wrong shape, or an output that cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.

@@ -52,8 +52,9 @@ def all_to_all(
         `output_tensor_list`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not arrays, different or unsupported dtypes.
-        ValueError: A list of wrong length, a wrong shape of this rank's own array, or an output that cannot be written.
+        TypeError: An argument is not an array, or the dtypes differ or are unsupported.
+        ValueError: A list has the wrong length, this rank's own array has the wrong shape, or an output cannot be
+            written.
         DistBackendError: A rank failed, or the ranks' calls or their sizes disagree; all ranks raise then.
         DistTimeoutError: A rank did not call within the group's timeout.
     """

@@ -98,8 +98,8 @@ def all_to_all_single(
         `output`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not arrays, different or unsupported dtypes.
-        ValueError: Shapes or split sizes that do not fit, or an output that cannot be written.
+        TypeError: An argument is not an array, or the dtypes differ or are unsupported.
+        ValueError: The shapes or split sizes do not fit, or the output cannot be written.
         DistBackendError: A rank failed, or the ranks' calls or their split sizes disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """

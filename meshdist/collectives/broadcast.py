@@ -35,7 +35,7 @@ def broadcast(
         `tensor`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not an array, or an unsupported dtype.
+        TypeError: The argument is not an array, or its dtype is unsupported.
         ValueError: Both or none of `src` and `group_src` are given, it is not a member, or `tensor` cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.

@@ -154,8 +154,9 @@ def all_reduce_coalesced(
         `tensors`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not a list of arrays, different dtypes, or ones unsupported or undefined for `op`.
-        ValueError: An empty list, arrays that cannot be written, or an unknown `op`.
+        TypeError: `tensors` is not a list of arrays, their dtypes differ, or the dtype is unsupported or undefined for
+            `op`.
+        ValueError: The list is empty, an array cannot be written, or `op` is unknown.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """
@@ -200,8 +201,8 @@ def all_gather_coalesced(
         `output_tensor_lists`; with `async_op` the Work; its result is one list of all arrays.
 
     Raises:
-        TypeError: Not lists of arrays, different or unsupported dtypes.
-        ValueError: Lists of wrong length, wrong shapes, or outputs that cannot be written.
+        TypeError: An argument is not a list of arrays, or the dtypes differ or are unsupported.
+        ValueError: A list has the wrong length, a shape is wrong, or an output cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """

@@ -106,10 +106,10 @@ class CoalescedCalls:
             self.works.append(work)
             return work
 
-        def refuse(*args: Any, **how: Any) -> None:
+        def refuse(tensor: Any, peer: int | None, tag: int, of: str = name, **how: Any) -> None:
             raise ValueError(
-                f"coalescing_manager takes messages of isend and irecv; {name} would wait inside the block: call"
-                f" i{name}, or {name} outside"
+                f"coalescing_manager takes messages of isend and irecv; {of} would wait inside the block: call"
+                f" i{of}, or {of} outside"
             )
 
         return collect if name in ("isend", "irecv") else refuse

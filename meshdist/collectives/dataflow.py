@@ -8,9 +8,8 @@ Backends with native data movement read its `spec`: the blocks that each rank gi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -38,8 +37,7 @@ class Slots(Protocol):
 Places: TypeAlias = "Callable[[Slots, int], Any]"
 
 
-@dataclass(frozen=True)
-class TransferSpec:
+class TransferSpec(NamedTuple):
     """The blocks of a data movement: what this rank gives to and takes from each other rank.
 
     Attributes:
@@ -71,8 +69,7 @@ class TransferSpec:
     unit: str = "byte"
 
 
-@dataclass(frozen=True)
-class ReductionSpec:
+class ReductionSpec(NamedTuple):
     """The segments of a reduction, one per rank.
 
     Attributes:
@@ -106,8 +103,7 @@ class ReductionSpec:
         return not self.keeps and self.taker is None
 
 
-@dataclass(frozen=True)
-class Dataflow:
+class Dataflow(NamedTuple):
     """What a collective moves.
 
     Attributes:

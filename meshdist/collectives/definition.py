@@ -97,7 +97,7 @@ def _bind(function: Callable[..., R], owner: HasGroup, absent_root: int | None) 
     names = [name for name in code.co_varnames[: code.co_argcount] if name != "group"]
     roots = [name for name in _ROOTS if name in names]
     if not roots:
-        return _known_to_core(call)
+        return known_to_core(call)
 
     def rooted(*args: Any, **kwargs: Any) -> R:
         kwargs.update(zip(names, args, strict=False))
@@ -108,7 +108,7 @@ def _bind(function: Callable[..., R], owner: HasGroup, absent_root: int | None) 
                 kwargs.setdefault(f"group_{root}", absent_root)
         return call(**kwargs)
 
-    return _known_to_core(update_wrapper(rooted, function))
+    return known_to_core(update_wrapper(rooted, function))
 
 
 class BoundFunction(_Calling):
@@ -120,7 +120,8 @@ class BoundFunction(_Calling):
             return super().__new__(cls, function, is_bound=True)
 
 
-def _known_to_core(method: Callable[..., R]) -> Callable[..., R]:
+def known_to_core(method: Callable[..., R]) -> Callable[..., R]:
+    """Return a function bound to a group whose calls the core makes again, if they were made before."""
     if core.module is None:
         return method
     bound: Any = BoundFunction(method)

@@ -54,7 +54,7 @@ def gather(
         `gather_list`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not arrays, different or unsupported dtypes.
+        TypeError: An argument is not an array, or the dtypes differ or are unsupported.
         ValueError: Both `dst` and `group_dst` are given, or it is not a member; `gather_list` is given on a rank that
             is not the destination, is of wrong length, or holds arrays of a wrong shape or that cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.

@@ -29,12 +29,14 @@ from meshdist.collectives.multigpu import all_reduce_multigpu as all_reduce_mult
 from meshdist.collectives.multigpu import broadcast_multigpu as broadcast_multigpu
 from meshdist.collectives.multigpu import reduce_multigpu as reduce_multigpu
 from meshdist.collectives.multigpu import reduce_scatter_multigpu as reduce_scatter_multigpu
+from meshdist.collectives.object_messages import irecv_object_list as irecv_object_list
+from meshdist.collectives.object_messages import isend_object_list as isend_object_list
+from meshdist.collectives.object_messages import recv_object_list as recv_object_list
+from meshdist.collectives.object_messages import send_object_list as send_object_list
 from meshdist.collectives.objects import all_gather_object as all_gather_object
 from meshdist.collectives.objects import broadcast_object_list as broadcast_object_list
 from meshdist.collectives.objects import gather_object as gather_object
-from meshdist.collectives.objects import recv_object_list as recv_object_list
 from meshdist.collectives.objects import scatter_object_list as scatter_object_list
-from meshdist.collectives.objects import send_object_list as send_object_list
 from meshdist.collectives.probe import iprobe as iprobe
 from meshdist.collectives.probe import probe as probe
 from meshdist.collectives.reduce import reduce as reduce
@@ -92,6 +94,8 @@ class CollectiveMethods:
     recv_object_list = recv_object_list
     scatter_object_list = scatter_object_list
     send_object_list = send_object_list
+    isend_object_list = isend_object_list
+    irecv_object_list = irecv_object_list
     send = send
     recv = recv
     isend = isend

@@ -1,4 +1,4 @@
-"""Collectives of objects: the sizes of the pickles first, then their bytes.
+"""Collectives of objects: the sizes of the pickles first, then their bytes. Messages are in `object_messages`.
 
 Unpickling runs code chosen by the sender. Only ranks that proved knowledge of the job's secret can send objects.
 Pickles are arrays on the CPU; if the group's only backend is for GPUs, they are copied there and back.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdist.arrays.host import OBJECT_SIZES, Array
+from meshdist.arrays.host import Array
 from meshdist.collectives.all_gather import all_gather
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_to_all import all_to_all
@@ -20,10 +20,9 @@ from meshdist.collectives.broadcast import broadcast
 from meshdist.collectives.definition import GroupFunction
 from meshdist.collectives.gather import gather
 from meshdist.collectives.scatter import scatter
-from meshdist.collectives.send_recv import NamingSender, source_of
 from meshdist.runtime.call import Buffers, Call
-from meshdist.runtime.call_site import warn_not_member
 from meshdist.runtime.context import GroupLike, resolve
+from meshdist.runtime.object_messages import cause_in_the_object, unpickle
 from meshdist.system.plurals import counted
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ _scatter_sizes = scatter.under("scatter_object_list", _agreed_bytes, is_size_exc
 _scatter_bytes = all_to_all.under("scatter_object_list", _agreed_bytes)
 
 
-def _pickled(of: str, objects: Sequence[Any]) -> list[Array]:
+def pickled(of: str, objects: Sequence[Any]) -> list[Array]:
     return [np.frombuffer(_bytes_of(of, item), np.uint8) for item in objects]
 
 
@@ -66,24 +65,24 @@ def _bytes_of(of: str, item: Any) -> bytes:
         raise TypeError(
             f"{of}: an object of type {type(item).__name__} cannot be pickled: {error}; pass data, or functions and"
             " classes that are defined at the top level of a module"
-        ) from error
+        ) from cause_in_the_object(error)
 
 
-def _sizes(pickles: Sequence[Array]) -> Array:
+def sizes_of(pickles: Sequence[Array]) -> Array:
     return np.array([data.size for data in pickles], np.int64)
 
 
-def _unpickled(data: Array) -> Any:
+def unpickled(of: str, pickles: Sequence[Array]) -> list[Any]:
     # No pickle is empty; in a dry run nothing is received.
-    return pickle.loads(data.data) if data.size else None
+    return [unpickle(data, of) if data.size else None for data in pickles]
 
 
-def _cut(data: Array, sizes: Array) -> list[Array]:
+def cut(data: Array, sizes: Array) -> list[Array]:
     parts: list[Array] = np.split(data, np.cumsum(sizes)[:-1])
     return parts
 
 
-def _list(of: str, name: str, value: Any, length: int | None = None) -> list[Any]:
+def as_list(of: str, name: str, value: Any, length: int | None = None) -> list[Any]:
     if not isinstance(value, list):
         raise TypeError(f"{of}: {name} must be a list, got {type(value).__name__}")
     if length is not None and len(value) != length:
@@ -91,7 +90,7 @@ def _list(of: str, name: str, value: Any, length: int | None = None) -> list[Any
     return value
 
 
-def _empty(size: int) -> list[Array]:
+def empty_blocks(size: int) -> list[Array]:
     return [np.empty(0, np.uint8) for _ in range(size)]
 
 
@@ -102,7 +101,7 @@ def broadcast_object_list(
     group: GroupLike = None,
     device: Any = None,
     group_src: int | None = None,
-) -> None:
+) -> list[Any]:
     """Copy the objects of one rank's list into the lists of all others.
 
     Args:
@@ -113,6 +112,9 @@ def broadcast_object_list(
         device: Ignored: objects travel as arrays on the CPU.
         group_src: The source's rank in the group, instead of `src`. Without either it is the group's first rank.
 
+    Returns:
+        `object_list`.
+
     Raises:
         TypeError: `object_list` is not a list, or an object cannot be pickled; nothing is sent.
         DistBackendError: A rank failed, or the ranks' calls or the lengths of their lists disagree.
@@ -120,27 +122,31 @@ def broadcast_object_list(
     """
     members = resolve(group)
     root = members.root_or_first("broadcast_object_list", "src", src, group_src)
-    objects = _list(members.error_prefix("broadcast_object_list"), "object_list", object_list)
+    objects = as_list(members.error_prefix("broadcast_object_list"), "object_list", object_list)
     is_root = members.rank() == root
-    pickles = _pickled(members.error_prefix("broadcast_object_list"), objects) if is_root else []
-    sizes = _sizes(pickles) if is_root else np.zeros(len(objects), np.int64)
+    pickles = pickled(members.error_prefix("broadcast_object_list"), objects) if is_root else []
+    sizes = sizes_of(pickles) if is_root else np.zeros(len(objects), np.int64)
     if submit(members, _broadcast_sizes, sizes, sizes, None, root) is None:
-        return
-    data = np.concatenate([*_empty(1), *pickles]) if is_root else np.empty(int(sizes.sum()), np.uint8)
+        return None  # type: ignore[return-value]
+    data = np.concatenate([*empty_blocks(1), *pickles]) if is_root else np.empty(int(sizes.sum()), np.uint8)
     submit(members, _broadcast_bytes, data, data, None, root)
     # Without objects, or in a dry run, nothing is received: the list stays unchanged.
     if data.size and not is_root:
-        objects[:] = [_unpickled(part) for part in _cut(data, sizes)]
+        objects[:] = unpickled(members.error_prefix("broadcast_object_list"), cut(data, sizes))
+    return objects
 
 
 @GroupFunction
-def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None) -> None:
+def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None) -> list[Any]:
     """Gather every rank's object into a list on all ranks.
 
     Args:
         object_list: Output: a list as long as the group has ranks.
         obj: Input: any object that can be pickled.
         group: A ProcessGroup or a DeviceMesh; the world if None.
+
+    Returns:
+        `object_list`.
 
     Raises:
         TypeError: `object_list` is not a list, or `obj` cannot be pickled; nothing is sent.
@@ -151,14 +157,15 @@ def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None)
     members = resolve(group)
     size = members.size() if members.rank() >= 0 else None
     error_prefix = members.error_prefix("all_gather_object")
-    objects = _list(error_prefix, "object_list", object_list, size)
-    (data,) = _pickled(error_prefix, [obj])
+    objects = as_list(error_prefix, "object_list", object_list, size)
+    (data,) = pickled(error_prefix, [obj])
     sizes = np.empty(len(objects), np.int64)
-    if submit(members, _all_gather_sizes, _sizes([data]), sizes) is None:
-        return
+    if submit(members, _all_gather_sizes, sizes_of([data]), sizes) is None:
+        return None  # type: ignore[return-value]
     blocks = [np.empty(count, np.uint8) for count in sizes.tolist()]
     submit(members, _all_gather_bytes, data, blocks)
-    objects[:] = [_unpickled(block) for block in blocks]
+    objects[:] = unpickled(error_prefix, blocks)
+    return objects
 
 
 @GroupFunction
@@ -168,7 +175,7 @@ def gather_object(
     dst: int | None = None,
     group: GroupLike = None,
     group_dst: int | None = None,
-) -> None:
+) -> list[Any] | None:
     """Gather every rank's object into a list on one rank.
 
     Args:
@@ -177,6 +184,9 @@ def gather_object(
         dst: Global rank of the destination; as a method, its rank in the group or along the mesh.
         group: A ProcessGroup or a DeviceMesh; the world if None.
         group_dst: The destination's rank in the group, instead of `dst`. Without either it is the group's first rank.
+
+    Returns:
+        `object_gather_list`, which is None elsewhere than on the destination.
 
     Raises:
         TypeError: `object_gather_list` is not a list on the destination, or `obj` cannot be pickled; nothing is sent.
@@ -189,15 +199,16 @@ def gather_object(
     root = members.root_or_first(of, "dst", dst, group_dst)
     if rank < 0:
         submit(members, _gather_sizes, None, None)
-        return
+        return None
     objects = _list_of_root(members.error_prefix(of), "object_gather_list", object_gather_list, size, rank, root)
-    (data,) = _pickled(members.error_prefix(of), [obj])
+    (data,) = pickled(members.error_prefix(of), [obj])
     counts = [np.empty(1, np.int64) for _ in objects]
-    submit(members, _gather_sizes, _sizes([data]), counts or None, None, root)
-    give, take = _empty(size), [np.empty(int(count[0]), np.uint8) for count in counts] or _empty(size)
+    submit(members, _gather_sizes, sizes_of([data]), counts or None, None, root)
+    give, take = empty_blocks(size), [np.empty(int(count[0]), np.uint8) for count in counts] or empty_blocks(size)
     give[root] = data
     submit(members, _gather_bytes, give, take)
-    objects[:] = [_unpickled(block) for block in take[: len(objects)]]
+    objects[:] = unpickled(members.error_prefix(of), take[: len(objects)])
+    return object_gather_list
 
 
 @GroupFunction
@@ -207,7 +218,7 @@ def scatter_object_list(
     src: int | None = None,
     group: GroupLike = None,
     group_src: int | None = None,
-) -> None:
+) -> list[Any]:
     """Scatter the list of one rank: each rank gets the object at its index.
 
     Args:
@@ -217,6 +228,9 @@ def scatter_object_list(
         src: Global rank of the source; as a method, its rank in the group or along the mesh.
         group: A ProcessGroup or a DeviceMesh; the world if None.
         group_src: The source's rank in the group, instead of `src`. Without either it is the group's first rank.
+
+    Returns:
+        `scatter_object_output_list`.
 
     Raises:
         TypeError: An argument is not a list, or an object cannot be pickled; nothing is sent.
@@ -229,112 +243,34 @@ def scatter_object_list(
     root = members.root_or_first(of, "src", src, group_src)
     if rank < 0:
         submit(members, _scatter_sizes, None, None)
-        return
-    output = _list(members.error_prefix(of), "scatter_object_output_list", scatter_object_output_list)
+        return None  # type: ignore[return-value]
+    output = as_list(members.error_prefix(of), "scatter_object_output_list", scatter_object_output_list)
     if not output:
         raise ValueError(
             f"{members.error_prefix(of)}: scatter_object_output_list must hold at least one element, got an empty list"
         )
     inputs = (
-        _list(members.error_prefix(of), "scatter_object_input_list", scatter_object_input_list, size)
+        as_list(members.error_prefix(of), "scatter_object_input_list", scatter_object_input_list, size)
         if rank == root
         else []
     )
-    pickles, count = _pickled(members.error_prefix(of), inputs), np.empty(1, np.int64)
-    submit(members, _scatter_sizes, [_sizes([data]) for data in pickles] or None, count, None, root)
-    take = _empty(size)
+    pickles, count = pickled(members.error_prefix(of), inputs), np.empty(1, np.int64)
+    submit(members, _scatter_sizes, [sizes_of([data]) for data in pickles] or None, count, None, root)
+    take = empty_blocks(size)
     take[root] = np.empty(int(count[0]), np.uint8)
-    submit(members, _scatter_bytes, pickles or _empty(size), take)
-    output[0] = _unpickled(take[root])
+    submit(members, _scatter_bytes, pickles or empty_blocks(size), take)
+    output[0] = unpickled(members.error_prefix(of), [take[root]])[0]
+    return output
 
 
 def _list_of_root(of: str, name: str, value: Any, size: int, rank: int, root: int) -> list[Any]:
     if rank == root:
-        return _list(of, name, value, size)
+        return as_list(of, name, value, size)
     if not (value is None or (isinstance(value, list) and not value)):
         raise ValueError(
             f"{of}: {name} is for the destination, rank {root} of the group, and this is rank {rank}; pass None"
         )
     return []
-
-
-@GroupFunction
-def send_object_list(
-    object_list: list[Any],
-    dst: int | None = None,
-    group: GroupLike = None,
-    device: Any = None,
-    group_dst: int | None = None,
-    use_batch: bool = False,
-) -> None:
-    """Send the objects of a list to a rank that receives them with `recv_object_list`.
-
-    Args:
-        object_list: A list of objects that can be pickled.
-        dst: Global rank of the receiver; as a method, its rank in the group or along the mesh.
-        group: A ProcessGroup or a DeviceMesh; the world if None.
-        device: Ignored: objects travel as arrays on the CPU.
-        group_dst: The receiver's rank in the group, instead of `dst`.
-        use_batch: Ignored: the messages of sizes and bytes are sent at once.
-
-    Raises:
-        TypeError: `object_list` is not a list, or an object cannot be pickled; nothing is sent.
-        ValueError: Both or none of `dst` and `group_dst` are given, or it is not a member or this rank.
-        DistBackendError: The receiver failed, or its list is of another length.
-        DistTimeoutError: It was not received within the group's timeout.
-    """
-    members, of = resolve(group), "send_object_list"
-    if members.rank() < 0:
-        warn_not_member(of)
-        return
-    peer = members.messages.peer(of, "dst", dst, group_dst)
-    error_prefix = members.error_prefix(of)
-    pickles = _pickled(error_prefix, _list(error_prefix, "object_list", object_list))
-    send_array(members, _sizes(pickles), peer, of, is_size_exchange=True)
-    send_array(members, np.concatenate([*_empty(1), *pickles]), peer, of)
-
-
-@NamingSender
-def recv_object_list(
-    object_list: list[Any],
-    src: int | None = None,
-    group: GroupLike = None,
-    device: Any = None,
-    group_src: int | None = None,
-    use_batch: bool = False,
-) -> int:
-    """Receive objects into a list, replacing all its elements.
-
-    Args:
-        object_list: As long as the list that is sent.
-        src: Global rank of the sender; as a method, its rank in the group or along the mesh.
-        group: A ProcessGroup or a DeviceMesh; the world if None.
-        device: Ignored: objects travel as arrays on the CPU.
-        group_src: The sender's rank in the group, instead of `src`.
-        use_batch: Ignored.
-
-    Returns:
-        The sender's global rank; as a method, its rank in the group or along the mesh.
-
-    Raises:
-        TypeError: `object_list` is not a list.
-        ValueError: Both `src` and `group_src` are given, or it is not a member or this rank.
-        DistBackendError: The sender failed, its list is of another length, or it sent an array.
-        DistTimeoutError: No message arrived within the group's timeout.
-    """
-    members, of = resolve(group), "recv_object_list"
-    if members.rank() < 0:
-        warn_not_member(of)
-        return -1
-    source = source_of(members, of, src, group_src)
-    objects = _list(members.error_prefix(of), "object_list", object_list)
-    sizes = np.zeros(len(objects), np.int64)
-    source = receive_array(members, sizes, source, of, is_size_exchange=True)
-    data = np.empty(int(sizes.sum()), np.uint8)
-    receive_array(members, data, source, of)
-    if objects:
-        objects[:] = [_unpickled(part) for part in _cut(data, sizes)]
-    return source
 
 
 def submit(
@@ -347,34 +283,14 @@ def submit(
 ) -> Any:
     if members.carries("cpu"):
         return members.submit(collective, send, recv, op, root)
-    given = _on_gpu(members, send)
-    taken = given if recv is send else _on_gpu(members, recv)
+    given = on_gpu(members, send)
+    taken = given if recv is send else on_gpu(members, recv)
     members.submit(collective, given, taken, op, root)
-    _bring_back(taken, recv)
+    bring_back(taken, recv)
     return recv
 
 
-def send_array(members: Group, array: Array, dst: int, of: str, *, is_size_exchange: bool = False) -> None:
-    tensor = _marked(array, is_size_exchange) if members.carries("cpu") else _on_gpu(members, array)
-    members.messages.send(tensor, dst, 0, of, is_size_exchange=is_size_exchange)
-
-
-def receive_array(members: Group, array: Array, src: int | None, of: str, *, is_size_exchange: bool = False) -> int:
-    if members.carries("cpu"):
-        marked = _marked(array, is_size_exchange)
-        return members.messages.recv(marked, src, 0, of, is_size_exchange=is_size_exchange)
-    taken = _on_gpu(members, array)
-    source = members.messages.recv(taken, src, 0, of, is_size_exchange=is_size_exchange)
-    _bring_back(taken, array)
-    return source
-
-
-def _marked(array: Array, is_size_exchange: bool) -> Array:
-    """Return sizes as what another receive than that of objects refuses; CuPy has no such dtype."""
-    return array.view(OBJECT_SIZES) if is_size_exchange else array
-
-
-def _on_gpu(members: Group, buffers: Buffers) -> Any:
+def on_gpu(members: Group, buffers: Buffers) -> Any:
     from meshdist.arrays.device import cupy_module
 
     cupy, calls = cupy_module(), members.device_calls("objects")
@@ -384,7 +300,7 @@ def _on_gpu(members: Group, buffers: Buffers) -> Any:
         return None if buffers is None else cupy.asarray(buffers)
 
 
-def _bring_back(taken: Any, buffers: Buffers) -> None:
+def bring_back(taken: Any, buffers: Buffers) -> None:
     pairs = zip(taken, buffers, strict=True) if isinstance(buffers, list) else [(taken, buffers)]
     for there, here in pairs:
         if here is not None and here.size and here.flags.writeable:

@@ -25,9 +25,11 @@ class MessageInfo(NamedTuple):
     Attributes:
         source: The sender's global rank; from a method, its rank in the group or along the mesh.
         tag: The message's tag.
-        nbytes: Its size in bytes.
-        dtype: The dtype of the array that was sent. None of a list of objects, in a dry run, and if it is one of
-            ml_dtypes, which this rank has not imported.
+        nbytes: The size of the message in bytes. For a list of objects it is the size of their pickle; a short pickle
+            is padded.
+        dtype: The dtype of the array that was sent. It is None for a list of objects, in a dry run, and for a dtype of
+            ml_dtypes if this rank has not imported that package.
+        num_objects: The length of a list of objects, as `send_object_list` sends it; None for an array.
 
     Example:
         >>> info = MessageInfo(source=0, tag=3, nbytes=16, dtype=np.dtype(np.float64))
@@ -39,16 +41,29 @@ class MessageInfo(NamedTuple):
     tag: int
     nbytes: int
     dtype: np.dtype[Any] | None = None
+    num_objects: int | None = None
+
+    def __repr__(self) -> str:
+        what = f"dtype={self.dtype!r}" if self.num_objects is None else counted(self.num_objects, "object")
+        return f"MessageInfo(source={self.source}, tag={self.tag}, nbytes={self.nbytes}, {what})"
 
     def count(self, dtype: Any = None) -> int:
-        """Return the number of elements, as MPI's Get_count.
+        """Return the number of elements, like MPI's Get_count; for a list of objects, the number of objects.
 
         Args:
             dtype: The dtype of the elements; that of the array that was sent if None.
 
         Raises:
-            ValueError: The message is not a whole number of such elements; or `dtype` is None and not known.
+            ValueError: The message is not a whole number of such elements, or has objects and no elements; or `dtype`
+                is None and not known.
         """
+        if self.num_objects is not None:
+            if dtype is not None:
+                raise ValueError(
+                    f"MessageInfo.count: a list of {counted(self.num_objects, 'object')} has no elements of"
+                    f" {np.dtype(dtype)}; call count() without dtype"
+                )
+            return self.num_objects
         if dtype is None and self.dtype is None:
             raise ValueError("MessageInfo.count: the dtype of the message is not known; pass it")
         element = np.dtype(self.dtype if dtype is None else dtype)
@@ -67,6 +82,7 @@ for _name, _what in {
     "tag": "The message's tag.",
     "nbytes": "Its size in bytes.",
     "dtype": "The dtype of the array that was sent; None if it is not known.",
+    "num_objects": "The length of a list of objects; None for an array.",
 }.items():
     vars(MessageInfo)[_name].__doc__ = _what  # help() would call it a field with a number
 
@@ -96,7 +112,7 @@ def probe(
 ) -> MessageInfo:
     """Wait for a message and return its sender, tag, size and dtype, without receiving it.
 
-    A `recv` from this sender with this tag then receives it, unless another thread of this rank does before.
+    A `recv` from this sender with this tag then receives it, unless another thread of this rank receives it first.
 
     Args:
         src: Global rank of the sender; as a method, its rank in the group or along the mesh. None looks for the first
@@ -107,13 +123,12 @@ def probe(
 
     Returns:
         A MessageInfo: `source`, `tag`, `nbytes` and `dtype`. In a dry run, every message has arrived and has 0 bytes.
-        Before the objects of `send_object_list`, a message of 8 bytes for each of them arrives: `nbytes // 8` is the
-        length of the list to pass to `recv_object_list`, and `dtype` is None.
+        For a list of objects, `num_objects` is its length; otherwise it is None.
 
     Raises:
         TypeError: A rank or the tag is not an integer.
-        ValueError: Both `src` and `group_src` are given, it is not a member, the tag is negative, or `src` is this rank
-            and it has sent itself no such message.
+        ValueError: Both `src` and `group_src` are given, the sender is not a member of the group, `tag` is negative, or
+            the sender is this rank and has sent itself no such message.
         DistBackendError: The sender failed; or the backend does not support probing, such as nccl.
         DistTimeoutError: No message arrived within the group's timeout.
 
@@ -152,9 +167,9 @@ def iprobe(
         A MessageInfo, or None.
 
     Raises:
-        TypeError: As `probe`.
-        ValueError: Both `src` and `group_src` are given, it is not a member, or the tag is negative.
-        DistBackendError: As `probe`.
+        TypeError: As for `probe`.
+        ValueError: Both `src` and `group_src` are given, the sender is not a member of the group, or `tag` is negative.
+        DistBackendError: As for `probe`.
     """
     members = resolve(group)
     return _info(members.messages.iprobe(source_of(members, "iprobe", src, group_src), tag))

@@ -48,7 +48,7 @@ def reduce(
         `tensor`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not an array, an unsupported dtype, or one undefined for `op`.
+        TypeError: The argument is not an array, or its dtype is unsupported or undefined for `op`.
         ValueError: Both or none of `dst` and `group_dst` are given, it is not a member, or `tensor` cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.

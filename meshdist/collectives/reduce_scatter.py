@@ -51,8 +51,8 @@ def reduce_scatter(
         `output`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not arrays, different dtypes, or ones unsupported or undefined for `op`.
-        ValueError: A list of wrong length, a wrong shape, or an output that cannot be written.
+        TypeError: An argument is not an array, the dtypes differ, or the dtype is unsupported or undefined for `op`.
+        ValueError: The list has the wrong length, a shape is wrong, or an output cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """

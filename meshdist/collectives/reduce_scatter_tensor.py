@@ -44,7 +44,7 @@ def reduce_scatter_tensor(
         `output`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not arrays, different dtypes, or ones unsupported or undefined for `op`.
+        TypeError: An argument is not an array, the dtypes differ, or the dtype is unsupported or undefined for `op`.
         ValueError: A wrong shape, or an output that cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.

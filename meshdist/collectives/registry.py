@@ -8,7 +8,7 @@ from meshdist.collectives.dataflow import Dataflow
 from meshdist.collectives.definition import Collective, GroupFunction, definition_of
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.collectives.tracing import Message, bytes_to_each, call_of, rounds_of, sampled_call
-from meshdist.collectives.traffic import MESSAGE, NOTHING, Seat, Sent
+from meshdist.collectives.traffic import MESSAGE, NOTHING, Seat, Sent, nbytes_of
 
 if TYPE_CHECKING:
     from meshdist.runtime.hooks import CallInfo
@@ -100,7 +100,7 @@ def sent_by(name: str, nbytes: int, seat: Seat, root: int | None = None) -> Sent
     - A collective without declared traffic: what its default algorithm sends, from rank 0 if it has a root.
 
     Args:
-        name: As for `sent_bytes`.
+        name: The name of the collective, as for `sent_bytes`.
         nbytes: S; of a gather, the bytes that this rank gives.
         seat: The rank, its group and their hosts.
         root: The source or destination, as a rank of the group; of a message the receiver.
@@ -125,6 +125,9 @@ def sent_by(name: str, nbytes: int, seat: Seat, root: int | None = None) -> Sent
 
 def sent_in_call(call: CallInfo, nbytes: int, seat: Seat) -> Sent:
     """Return the bytes that a rank sends in a call of `nbytes` bytes, as the user made it."""
+    if call.messages:
+        sent = [sent_in_call(message, nbytes_of(message.send), seat) for message in call.messages]
+        return Sent(sum(each.inside for each in sent), sum(each.between for each in sent))
     if call.collective is None:  # a message
         return (NOTHING if call.send is None else MESSAGE).of_call(call, nbytes, seat)
     collective = definition_of(call.collective)

@@ -35,7 +35,7 @@ def scan(tensor: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: 
         `tensor`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not an array, an unsupported dtype, or one undefined for `op`.
+        TypeError: The argument is not an array, or its dtype is unsupported or undefined for `op`.
         ValueError: `tensor` cannot be written, or `op` is unknown or AVG.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
@@ -67,7 +67,7 @@ def exscan(tensor: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op
         `tensor`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not an array, an unsupported dtype, or one undefined for `op`.
+        TypeError: The argument is not an array, or its dtype is unsupported or undefined for `op`.
         ValueError: `tensor` cannot be written, or `op` is unknown or AVG.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.

@@ -53,7 +53,7 @@ def scatter(
         `tensor`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not arrays, different or unsupported dtypes.
+        TypeError: An argument is not an array, or the dtypes differ or are unsupported.
         ValueError: Both `src` and `group_src` are given, or it is not a member; `scatter_list` is given on a rank that
             is not the source, is of wrong length, or holds arrays of a wrong shape; `tensor` cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.

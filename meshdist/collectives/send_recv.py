@@ -78,11 +78,12 @@ def send(
         group_dst: The receiver's rank in the group, instead of `dst`.
 
     Raises:
-        TypeError: Not an array, or an unsupported dtype.
-        ValueError: Both or none of `dst` and `group_dst` are given, it is not a member, or `tag` is negative; or it is
-            this rank, which has posted no receive for the message, and would wait for itself.
+        TypeError: `tensor` is not an array, or its dtype is not supported.
+        ValueError: Both or neither of `dst` and `group_dst` are given, the receiver is not a member of the group, or
+            `tag` is negative; or the receiver is this rank, which has posted no receive for the message and would wait
+            for itself.
         DistBackendError: The receiver failed, or its array does not fit. After a buffered send, the next call raises.
-        DistTimeoutError: It was not received within the group's timeout.
+        DistTimeoutError: The message was not received within the group's timeout.
     """
     messages = resolve(group).messages
     messages.send(tensor, messages.peer("send", "dst", dst, group_dst), tag)
@@ -106,9 +107,10 @@ def recv(
         The sender's global rank; as a method, its rank in the group or along the mesh.
 
     Raises:
-        TypeError: Not an array, or an unsupported dtype.
-        ValueError: Both `src` and `group_src` are given, it is not a member, the tag is negative, or `tensor` cannot be
-            written; or it is this rank, which has sent itself no message, and would wait for itself.
+        TypeError: `tensor` is not an array, or its dtype is not supported.
+        ValueError: Both `src` and `group_src` are given, the sender is not a member of the group, `tag` is negative, or
+            `tensor` is read-only; or the sender is this rank, which has sent itself no message and would wait for
+            itself.
         DistBackendError: The sender failed, or the message does not fit.
         DistTimeoutError: No message arrived within the group's timeout.
     """
@@ -136,8 +138,8 @@ def isend(
         A Work, done when `tensor` may be changed.
 
     Raises:
-        TypeError: As `send`.
-        ValueError: As `send`, but to this rank itself. The Work raises later errors.
+        TypeError: As for `send`.
+        ValueError: As for `send`, except that this rank may send to itself. The Work raises later errors.
     """
     messages = resolve(group).messages
     return messages.isend(tensor, messages.peer("isend", "dst", dst, group_dst), tag)
@@ -163,8 +165,8 @@ def irecv(
         A Work, done when the message has arrived; its `source_rank()` is the global rank of the sender.
 
     Raises:
-        TypeError: As `recv`.
-        ValueError: As `recv`. The Work raises later errors.
+        TypeError: As for `recv`.
+        ValueError: As for `recv`. The Work raises later errors.
     """
     members = resolve(group)
     return members.messages.irecv(tensor, source_of(members, "irecv", src, group_src), tag)
@@ -287,13 +289,13 @@ def sendrecv(
     """Send `send` to one rank, and receive a message from the same or another one into `recv`.
 
     Both messages are transferred at the same time, so ranks that exchange arrays of any size, in pairs or around a
-    ring, never deadlock. The other sides may call `sendrecv`, `send` and `recv`, or `isend` and `irecv`; on backend
-    nccl, only `sendrecv` or `batch_isend_irecv`. Accounts show an `isend` and an `irecv`.
+    ring, never deadlock. The other sides may call `sendrecv`, `send` and `recv`, or `isend` and `irecv`; with the
+    `nccl` backend, only `sendrecv` or `batch_isend_irecv`.
 
     Args:
         send: The array to send.
-        recv: The array to receive into, with the number of elements and the dtype that are sent. It may have another
-            shape and dtype than `send`, and must not share memory with it.
+        recv: The array to receive into, with the number of elements and the dtype that are sent. It may
+            differ from `send` in shape and dtype, and must not share memory with it.
         dst: Global rank of the receiver of `send`; as a method, its rank in the group or along the mesh. It may be this
             rank.
         src: Global rank of the sender of `recv`; as a method, its rank in the group or along the mesh. None takes the
@@ -308,9 +310,10 @@ def sendrecv(
         The sender's global rank; as a method, its rank in the group or along the mesh.
 
     Raises:
-        TypeError: Not arrays, or unsupported dtypes.
-        ValueError: Both or none of `dst` and `group_dst` are given, or both of `src` and `group_src`; one is not a
-            member; a tag is negative; `recv` cannot be written, or shares memory with `send`. Nothing is sent.
+        TypeError: `send` or `recv` is not an array, or its dtype is not supported.
+        ValueError: Both or neither of `dst` and `group_dst` are given, or both of `src` and `group_src`; the receiver
+            or the sender is not a member of the group; a tag is negative; `recv` is read-only, or shares memory with
+            `send`. Nothing is sent.
         DistBackendError: The other side failed, or a message does not fit.
         DistTimeoutError: A message was not received, or did not arrive, within the group's timeout.
 

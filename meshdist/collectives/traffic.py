@@ -13,11 +13,12 @@ S is the size of a call: the bytes of the larger side on a rank; for gather and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshdist.arrays.host import as_array
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 
 def nbytes_of(value: Any) -> int:
@@ -72,8 +73,7 @@ class Seat:
         return self._hosts[self.rank] == (last_two[-1] if last_two else self._hosts[root])
 
 
-@dataclass(frozen=True)
-class Traffic:
+class Traffic(NamedTuple):
     """The least traffic of a collective when as few bytes as possible cross hosts."""
 
     # From n, the share of S that the busiest rank sends; for gather, that the root receives.
@@ -98,16 +98,22 @@ class Traffic:
         return self.sent(seat, nbytes, call.root)
 
 
+def _fraction(numerator: int, denominator: int = 1) -> Fraction:
+    from fractions import Fraction  # accounts and the cost model alone need them
+
+    return Fraction(numerator, denominator)
+
+
 def _none(size: int) -> Fraction:
-    return Fraction(0)
+    return _fraction(0)
 
 
 def _all(size: int) -> Fraction:
-    return Fraction(min(size - 1, 1))
+    return _fraction(min(size - 1, 1))
 
 
 def _but_own(size: int) -> Fraction:
-    return Fraction(size - 1, size)
+    return _fraction(size - 1, size)
 
 
 def _sends_nothing(seat: Seat, nbytes: int, root: int | None) -> Sent:
@@ -116,7 +122,7 @@ def _sends_nothing(seat: Seat, nbytes: int, root: int | None) -> Sent:
 
 def _regrouped(seat: Seat, nbytes: int, root: int | None) -> Sent:
     here, size = len(seat.here), seat.size
-    return Sent(round(Fraction(nbytes * (here - 1), here)), round(Fraction(nbytes * (size - here), here * size)))
+    return Sent(round(_fraction(nbytes * (here - 1), here)), round(_fraction(nbytes * (size - here), here * size)))
 
 
 def _regrouped_twice(seat: Seat, nbytes: int, root: int | None) -> Sent:
@@ -127,7 +133,7 @@ def _evenly(seat: Seat, nbytes: int, root: int | None) -> Sent:
     if root not in (None, seat.rank):
         return Sent(0, 0)  # scatter: only the source sends
     here, size = len(seat.here), seat.size
-    return Sent(round(Fraction(nbytes * (here - 1), size)), round(Fraction(nbytes * (size - here), size)))
+    return Sent(round(_fraction(nbytes * (here - 1), size)), round(_fraction(nbytes * (size - here), size)))
 
 
 def _to_root(seat: Seat, nbytes: int, root: int | None) -> Sent:

@@ -19,7 +19,7 @@ VARIABLE = "MESHDIST_CORE"
 
 _CHOICES = ("auto", "python", "require")
 # What this package and the module expect of each other; the same number stands in module.c.
-_INTERFACE = 9
+_INTERFACE = 12
 
 T = TypeVar("T")
 
@@ -51,12 +51,19 @@ class PlainHandle:
     )  # fmt: skip
 
 
+def _choice() -> str:
+    return os.environ.get(VARIABLE) or "auto"
+
+
+def _problem_of_choice() -> str:
+    return "" if _choice() in _CHOICES else f"{VARIABLE} must be one of {', '.join(_CHOICES)}, got {_choice()!r}"
+
+
 def _load() -> tuple[Any, str]:
     # The module, and in words why there is none.
-    choice = os.environ.get(VARIABLE) or "auto"
-    if choice not in _CHOICES:
-        raise ImportError(f"{VARIABLE} must be one of {', '.join(_CHOICES)}, got {choice!r}")
-    if choice == "python":
+    if problem := _problem_of_choice():  # raised by what starts a world
+        return None, problem
+    if _choice() == "python":
         return None, f"{VARIABLE}=python"
     try:
         module: Any = import_module("meshdist.core._core")
@@ -66,13 +73,24 @@ def _load() -> tuple[Any, str]:
         if module.INTERFACE == _INTERFACE:
             return module, ""
         why = "it was built from another version; install meshdist again"
-    if choice == "require":
-        raise ImportError(f"{VARIABLE}=require, but there is no compiled core: {why}")
     return None, why
 
 
 module, missing = _load()
 """The module, or None; then `missing` says why."""
+
+
+def check_choice() -> None:
+    """Check that `MESHDIST_CORE` has one of its values, and that its choice is there.
+
+    Raises:
+        ValueError: It has another value.
+        ImportError: It is `require`, and there is no core.
+    """
+    if problem := _problem_of_choice():
+        raise ValueError(problem)
+    if module is None and _choice() == "require":
+        raise ImportError(f"{VARIABLE}=require, but there is no compiled core: {missing}")
 
 
 def status() -> str:
@@ -81,13 +99,28 @@ def status() -> str:
 
 
 if TYPE_CHECKING:
-    from meshdist.core._core import Barrier, Calls, Function, Handle, Ring, SingleCopy, Step, Stream, TryLock
+    from meshdist.core._core import (
+        Barrier,
+        Calls,
+        Exchange,
+        Function,
+        Handle,
+        Inbox,
+        ObjectSender,
+        Ring,
+        SingleCopy,
+        Step,
+        Stream,
+        TryLock,
+    )
 elif module is None:
-    Function, Calls, Barrier, Ring, Step, Stream, SingleCopy = partial, PlainCalls, None, None, None, None, None
+    Function, Calls, Barrier, Ring, Step = partial, PlainCalls, None, None, None
+    Stream, SingleCopy, Inbox, ObjectSender, Exchange = None, None, None, None, None
     Handle, TryLock = PlainHandle, threading.Lock
 else:
     Function, Calls, Barrier, Ring, Step = module.Function, module.Calls, module.Barrier, module.Ring, module.Step
     Handle, TryLock, Stream, SingleCopy = module.Handle, module.TryLock, module.Stream, module.SingleCopy
+    Inbox, ObjectSender, Exchange = module.Inbox, module.ObjectSender, module.Exchange
 
 
 def compare_by_identity(kind: type[T]) -> type[T]:
@@ -116,8 +149,11 @@ def use_many_worlds() -> None:
 __all__ = [
     "Barrier",
     "Calls",
+    "Exchange",
     "Function",
     "Handle",
+    "Inbox",
+    "ObjectSender",
     "Ring",
     "SingleCopy",
     "Step",

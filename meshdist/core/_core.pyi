@@ -127,10 +127,11 @@ class Ring:
         memory: memoryview,
         ring: tuple[int, int],
         words: tuple[int, int, int, int, int, int, int, int],
-        sizes: tuple[int, int, int],
+        unit: int,
         start: bytes,
         locked: Callable[[], bool],
-        empties: tuple[Any, ...],
+        queues: tuple[Any, ...],
+        keys: tuple[Any, ...],
         owner: Any,
         nones: tuple[str, ...],
         wake: Callable[[], object],
@@ -141,15 +142,55 @@ class Ring:
     ) -> None: ...
     def __call__(self, array: Any) -> bool: ...
 
-def configure(array: Any, users: Callable[..., Any]) -> None: ...
+class Inbox:
+    senders: list[int]
+    def __init__(
+        self,
+        num_senders: int,
+        *,
+        info: type[tuple[Any, ...]] = ...,
+        dtypes: Any = ...,
+        tag: int = -1,
+        waits: bool = True,
+        unpickle: Callable[[bytes, str], list[Any]] = ...,
+        new: Callable[[], Any] = ...,
+    ) -> None: ...
+    def add(self, ring: Ring, rank: int, global_rank: int, /) -> None: ...
+
+class Exchange:
+    def __init__(
+        self,
+        calls: Any,
+        prefix: str,
+        sends: tuple[tuple[Ring, Any], ...],
+        receives: tuple[tuple[Ring, Any], ...],
+        rest: Callable[[int, int, Any, Any], None],
+        follow: Callable[[int, int, Any], None],
+    ) -> None: ...
+    def __call__(self, sends: Any, receives: Any, /) -> None: ...
+
+class ObjectSender:
+    def __init__(
+        self,
+        ring: Ring,
+        tag: int,
+        most_bytes: int,
+        dumps: Callable[[list[Any]], bytes],
+        rest: Callable[[bytes, int], Any],
+        is_async: bool,
+    ) -> None: ...
+
+def poll_any(works: list[Any], /) -> int: ...
+def configure(array: Any, is_ours: Callable[[str], bool]) -> None: ...
+def configure_objects(dtype_of: Callable[[int], Any], /) -> None: ...
 def handles(
     planned: type,
     deferred: type,
+    objects: type,
     announced: type,
     done: type,
     wait: Callable[..., bool],
     most_deferred: int,
-    most_deferred_bytes: int,
     long_bytes: int,
 ) -> None: ...
 def compare_by_identity(kind: type[T]) -> type[T]: ...

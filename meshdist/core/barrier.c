@@ -8,9 +8,9 @@ PyTypeObject *barrier_type;
 static const uint64_t STEP = 0xFFFFFFFF;
 /* How many words behind its signal a rank writes for which call it is; as in `shared_region`. */
 enum { FINGERPRINT = 2 };
-/* How often to poll before yielding: some microseconds, the delay of a peer in the same call. Fewer after a poll in
-   vain; once, where more ranks than cores are known of: polling keeps peers from running. */
-enum { SPINS = 300, FEWEST_SPINS = 8 };
+/* A wait polls SPINS times before it yields, the delay of a peer in the same call; fewer times after a poll in vain, down
+   to this; once, where more ranks than cores are known of: polling keeps peers from running. */
+enum { FEWEST_SPINS = 8 };
 
 static Py_ssize_t *read_indices(PyObject *sequence, int *count)
 {

@@ -54,8 +54,12 @@ static inline int64_t now_ns(void)
     return now.tv_sec * 1000000000ll + now.tv_nsec;
 }
 
+/* How often a wait polls before it yields the processor; some microseconds. */
+enum { SPINS = 300 };
 /* How long a wait yields the processor, without the GIL, before Python goes on with it, which sleeps in the end. */
 enum { YIELD_NS = 200000 };
+/* How long it waits until an announced message is taken, before Python goes on with that. */
+enum { TAKEN_NS = 1000000 };
 
 /* ---- copy.c: into memory that another rank reads next */
 /* Which way is the faster one, for one rank that writes and those that read. */
@@ -169,6 +173,12 @@ Py_ssize_t stream_drain(const Pipe *pipe, char *data, Py_ssize_t size, Py_ssize_
 Py_ssize_t stream_look(const Pipe *pipe, uint64_t begin, char *data, Py_ssize_t size);
 
 /* ---- message_ring.c: messages of few bytes of one kind to one rank, or from it; see `shm.fast_path` */
+/* How an entry begins; as in `channel`. */
+typedef struct {
+    int64_t kind, tag, num_bytes;
+    char dtype[16]; /* its name */
+} Header;
+
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
@@ -176,10 +186,10 @@ typedef struct {
     Py_buffer memory; /* of the channel */
     Word *words;
     Pipe pipe;
-    Py_ssize_t unit, num_bytes, length;    /* an entry: a unit, then the message, `length` in all */
+    Py_ssize_t unit; /* an entry: a unit, then the message, in units */
+    Header kind;     /* how an entry begins */
     Py_ssize_t others_state, others_bells, taken, written; /* words */
-    PyObject *start;                                   /* the bytes an entry begins with */
-    PyObject *locked, *empties, *owner, *nones;        /* what `is_free` looks at */
+    PyObject *locked, *queues, *keys, *owner, *nones; /* what `is_free` looks at */
     PyObject *wake;
     PyObject *rest; /* None if the sender does not wait */
     /* Of messages that their receiver copies from the sender's array: the announced sends of this rank; where the
@@ -193,7 +203,7 @@ extern PyTypeObject *ring_type;
 /* Send or receive one message. Returns 1, 0 if it needs a request, or -1 with an error set; and 2 if it is sent but not
    yet taken, though its sender waits for that: `ring_rest` goes on with the wait. */
 int ring_move(Ring *ring, char *data, uint64_t *number);
-int ring_rest(Ring *ring, PyObject *array, uint64_t number, PyObject *prefix);
+int ring_rest(Ring *ring, PyObject *data, uint64_t number, PyObject *prefix);
 /* Whether senders wait until a message is taken. */
 bool ring_waits(const Ring *ring);
 /* Whether sends are announced if this rank receives as well; announce one, and return 1, or as above. */
@@ -204,11 +214,79 @@ bool ring_is_taken(const Ring *ring, uint64_t number);
 bool ring_has_come(const Ring *ring);
 /* Receive in three parts: wait for a message, for a moment; take it if it is of this kind, during which other threads may
    run if it is announced; wake the sender. */
-bool ring_await(Ring *ring);
+int ring_await(Ring *ring);
 int ring_take(Ring *ring, char *data);
 int ring_wake(Ring *ring);
+/* Whether other messages come before: sends that wait for room; or, of a receive, one like it that is posted, or a message
+   for it that has left the ring, or, with `by_any`, any message that has. */
+int ring_is_preceded(const Ring *ring, bool by_any);
+/* The header of the next message, of any kind, if it has come; and whether a probe finds it, as no receive for it is
+   posted. */
+bool ring_next(const Ring *ring, Header *header);
+int ring_look(Ring *ring, PyObject *rank, Header *header);
+/* How many objects a message has, by the name of its dtype: a prefix and hexadecimal digits; -1 if it has none. */
+Py_ssize_t count_objects(const char *dtype);
+/* Take the next message if it is a list of so many objects, any if negative, with this tag; and send one, if it has room,
+   as `ring_move` does. */
+int ring_take_objects(Ring *ring, int64_t tag, Py_ssize_t *number, PyObject **pickle);
+int ring_put_objects(Ring *ring, int64_t tag, Py_ssize_t count, PyObject *pickle, bool waits, uint64_t *number);
 
-enum { STARTED = 3, COMPLETED = 4 }; /* places in a record; as in `flight_recorder` */
+/* ---- inbox.c: messages from any of several ranks, and probes */
+typedef struct {
+    PyObject_HEAD
+    Py_ssize_t num_senders; /* how many ranks may send */
+    int num_channels, turn; /* those that have sent, and the one to begin with */
+    struct Channel {
+        Ring *ring;
+        PyObject *rank, *global_rank;
+    } *channels;
+    int64_t asked_ns; /* when Python has looked last for ranks that have begun to send, or have ended */
+    enum { ARRAYS, OBJECT_LISTS, PROBES, IPROBES } what;
+    int64_t tag;              /* of probes and objects; negative for any */
+    PyObject *info, *dtypes;  /* of a probe: the type of what it returns, and the dtypes by their names */
+    PyObject *unpickle, *new; /* of objects: called with a pickle and the prefix of errors; makes the value of a work */
+    Py_ssize_t num_bytes;     /* of objects: the size of the last pickle */
+} Inbox;
+
+/* What has come: from which channel; its header, for a probe; the number of objects that are wanted, any if negative, or
+   have come, and their pickle. */
+typedef struct {
+    int channel;
+    Header header;
+    Py_ssize_t number;
+    PyObject *pickle;
+} Found;
+
+extern PyTypeObject *inbox_type;
+/* Wait for a message, for a moment; receive it, into `data` if it is an array, or look at it; wake its sender if it was
+   received. Returns 1, 2 if there is none and a probe does not wait, 0 if Python has to go on, or -1 with an error set. */
+int inbox_await(Inbox *inbox);
+int inbox_take(Inbox *inbox, char *data, Found *found);
+int inbox_wake(Inbox *inbox, const Found *found);
+bool inbox_has_come(const Inbox *inbox);
+/* What a probe returns, a new reference. */
+PyObject *inbox_info(Inbox *inbox, const Header *header, PyObject *rank);
+
+/* ---- objects.c: lists of objects, of which each is one pickle; see `runtime.object_messages` */
+typedef struct {
+    PyObject_HEAD
+    Ring *ring;
+    int64_t tag;
+    Py_ssize_t most_bytes; /* that are buffered; with more, a sync call waits until they are taken */
+    PyObject *dumps, *rest; /* pickles a list; sends a pickle of so many objects that this does not */
+    char is_async;
+} ObjectSender;
+
+extern PyTypeObject *object_sender_type;
+/* The pickle of a list, a new reference; NULL without an error if Python has to raise it. */
+PyObject *objects_dump(ObjectSender *sender, PyObject *list);
+/* The facts of a list of objects, of which `facts` has another number or size; a new reference. */
+PyObject *objects_facts(PyObject *facts, Py_ssize_t number, Py_ssize_t num_bytes);
+extern PyMethodDef object_functions[];
+
+/* Places in a record, and in its facts; as in `flight_recorder`. */
+enum { FACTS = 0, STARTED = 3, COMPLETED = 4 };
+enum { DTYPE = 3, SHAPE = 4 };
 
 /* ---- known_calls.c: from the user's call to its plan */
 /* A lock that is only tried; the GIL guards it. */
@@ -232,6 +310,14 @@ typedef struct {
 } Calls;
 
 extern PyTypeObject *function_type, *calls_type, *try_lock_type;
+/* Have Python raise the error that is set as that of a call with this record, None if it has none. */
+void call_failed(Calls *calls, PyObject *prefix, PyObject *record);
+/* Record a message, and that it is done. Return 1, or -1 with an error set. */
+int record_message(Calls *calls, PyObject *facts, PyObject **record);
+int record_done(PyObject *record);
+
+/* ---- exchange.c: several messages as one call; see `groups.message_exchanges` */
+extern PyTypeObject *exchange_type;
 extern PyMethodDef call_functions[];
 
 /* ---- work.c: the handles of async calls, and waiting for them; see `runtime.work` */
@@ -259,12 +345,12 @@ PyObject *defer_receive(Calls *calls, PyObject *run, PyObject *kind, PyObject *p
 PyObject *announced_send(Calls *calls, PyObject *run, PyObject *kind, PyObject *prefix, PyObject *sent, PyObject *record,
                          uint64_t number);
 PyObject *sent_at_once(PyObject *prefix);
-/* Whether one more receive of so many bytes may be deferred; and one more send by a ring is to be announced. */
-bool may_defer(const Calls *calls, Py_ssize_t num_bytes);
+/* Whether one more receive may be deferred; and one more send by a ring is to be announced. */
+bool may_defer(const Calls *calls);
 bool may_announce(const Calls *calls, PyObject *run);
 extern PyMethodDef work_functions[];
 
-extern PyType_Spec barrier_spec, step_spec, ring_spec, function_spec, calls_spec, try_lock_spec, handle_spec,
+extern PyType_Spec barrier_spec, step_spec, ring_spec, inbox_spec, object_sender_spec, exchange_spec, function_spec, calls_spec, try_lock_spec, handle_spec,
     stream_spec, single_copy_spec;
 
 #endif

@@ -4,7 +4,11 @@
    told here by `Calls.note`. The Function keeps what the arguments were: the dtype and shape of the arrays, and all
    others by identity. A later call with such arguments does what the Python function would do: it records the call,
    and runs the plan. All else is handed to the Python function: other arguments, arrays that overlap, a group with
-   hooks, with outstanding calls, or without plans, such as one that is broken. */
+   hooks, with outstanding calls, or without plans, such as one that is broken.
+
+   A call that consists of messages, such as sendrecv, tells no facts: what carries it out again makes calls of its own,
+   which record themselves and raise their errors; what it returns is the result, unless that is an argument, or a rank
+   as before. */
 #include "core.h"
 
 #include <structmember.h>
@@ -15,8 +19,14 @@ enum { MOST_ARGS = 8, MOST_MEMOS = 16, MOST_KNOWN_ARRAYS = 64 };
 
 /* A tuple: values of these types are compared by identity, besides None, numbers and strings. */
 static PyObject *identity_types;
-/* `users` of the flight recorder: from a frame to the user's. */
-static PyObject *find_user;
+/* `is_ours` of `call_site`: whether a file is one of the package's. */
+static PyObject *is_ours;
+/* For code that has made calls: whether it is the package's. A place is taken by the last code that falls on it. */
+enum { NUM_CODES = 128 };
+static struct {
+    PyObject *code;
+    bool is_ours;
+} codes[NUM_CODES];
 /* Adds to the message of a TypeError which argument was meant. */
 static PyObject *explain;
 /* Counts changes of the world, which functions without a group run over. */
@@ -25,7 +35,7 @@ static uint64_t num_worlds;
 static bool has_many_worlds;
 
 typedef struct Arg {
-    enum { IDENTICAL, ARRAY, LIST } kind;
+    enum { IDENTICAL, ARRAY, LIST, OBJECTS } kind;
     PyObject *value; /* or the dtype */
     int flags, num_dims, count;
     Py_ssize_t *shape, num_bytes;
@@ -36,7 +46,7 @@ typedef struct Arg {
 typedef struct {
     Calls *calls;
     uint64_t world; /* at the time */
-    PyObject *run, *facts, *prefix, *kwnames, *result;
+    PyObject *run, *facts, *prefix, *kwnames, *result; /* facts: None of a call that consists of messages */
     PyObject *kind; /* of an async call, whose result is a new work: its Plan or PersistentRequest; else NULL */
     long source;    /* of a message to receive */
     int send, recv, returned; /* arguments; -1 for none */
@@ -50,7 +60,6 @@ typedef struct Function {
     PyObject_HEAD
     vectorcallfunc call;
     PyObject *func;
-    PyObject *user; /* the code that called last */
     char is_bound;  /* to a group */
     int next;
     Memo *memos[MOST_MEMOS];
@@ -118,6 +127,13 @@ static bool learn_buffers(Arg *arg, PyObject *object, int flags)
     return true;
 }
 
+/* Objects are pickled, or replaced: a call is like another one with any. */
+static bool learn_objects(Arg *arg, PyObject *object)
+{
+    arg->kind = OBJECTS;
+    return PyList_CheckExact(object);
+}
+
 static bool learn_value(Arg *arg, PyObject *object)
 {
     bool is_constant = object == Py_None || PyBool_Check(object) || PyLong_CheckExact(object)
@@ -140,6 +156,8 @@ static bool matches(const Arg *arg, PyObject *object)
     }
     if (arg->kind == IDENTICAL)
         return object == arg->value;
+    if (arg->kind == OBJECTS)
+        return PyList_CheckExact(object);
     if (!PyList_CheckExact(object) || PyList_GET_SIZE(object) != arg->count)
         return false;
     for (int i = 0; i < arg->count; i++) {
@@ -180,9 +198,20 @@ static void forget(Function *function, Calls *calls)
     }
 }
 
-/* Async calls: those of one step with one array on each side; and messages, of which a receive knows its sender. */
+static bool is_of_objects(PyObject *run)
+{
+    return Py_TYPE(run) == object_sender_type || (Py_TYPE(run) == inbox_type && ((Inbox *)run)->what == OBJECT_LISTS);
+}
+
+/* Async calls: those of one step with one array on each side; and messages, of which a receive by a ring knows its
+   sender. */
 static bool learn_async(Memo *memo)
 {
+    memo->source = -1;
+    if (is_of_objects(memo->run))
+        return true;
+    if (Py_TYPE(memo->run) == inbox_type)
+        return memo->recv >= 0 && memo->args[memo->recv].kind == ARRAY;
     bool is_message = Py_TYPE(memo->run) == ring_type;
     if (!is_message && Py_TYPE(memo->run) != step_type)
         return false;
@@ -206,7 +235,8 @@ static bool learn_async(Memo *memo)
 /* Keep a call that has returned, if a later one like it can be told by its arguments. */
 static void learn(Function *self, Active *told, PyObject *const *args, int num_args, PyObject *kwnames, PyObject *result)
 {
-    bool is_message = Py_TYPE(told->run) == ring_type;
+    bool is_inbox = Py_TYPE(told->run) == inbox_type, of_objects = is_of_objects(told->run);
+    bool is_message = Py_TYPE(told->run) == ring_type, is_exchange = told->facts == Py_None;
     Memo *memo = num_args > MOST_ARGS ? NULL : PyMem_Calloc(1, sizeof *memo);
     if (memo == NULL)
         return;
@@ -222,17 +252,20 @@ static void learn(Function *self, Active *told, PyObject *const *args, int num_a
             memo->recv = i;
         if (args[i] == result && result != Py_None)
             memo->returned = i;
-        is_known = is_sent || is_received ? learn_buffers(&memo->args[i], args[i], is_received ? CARRAY : C_CONTIGUOUS)
-                                          : learn_value(&memo->args[i], args[i]);
+        is_known = !is_sent && !is_received ? learn_value(&memo->args[i], args[i])
+                   : of_objects             ? learn_objects(&memo->args[i], args[i])
+                                            : learn_buffers(&memo->args[i], args[i], is_received ? CARRAY : C_CONTIGUOUS);
     }
     is_known = is_known && (told->send == Py_None || memo->send >= 0) && (told->recv == Py_None || memo->recv >= 0);
     /* The result of a message is the rank of its sender, if any. */
-    is_known = is_known && (told->kind != NULL || result == Py_None || memo->returned >= 0 || (is_message && PyLong_CheckExact(result)));
+    bool is_source = (is_message || is_exchange) && PyLong_CheckExact(result);
+    is_known = is_known
+               && (told->kind != NULL || is_exchange || is_inbox || of_objects || is_source || result == Py_None || memo->returned >= 0);
     memo->calls = (Calls *)Py_NewRef(told->calls);
     memo->world = num_worlds;
     memo->run = Py_NewRef(told->run), memo->facts = Py_NewRef(told->facts), memo->prefix = Py_NewRef(told->prefix);
     memo->kwnames = Py_XNewRef(kwnames);
-    memo->result = Py_NewRef(memo->returned < 0 && told->kind == NULL ? result : Py_None); /* a work has its array */
+    memo->result = Py_NewRef(is_source ? result : Py_None);
     memo->apart = told->apart;
     if (told->kind != NULL) {
         memo->kind = Py_NewRef(told->kind);
@@ -265,7 +298,9 @@ static bool same_names(PyObject *names, PyObject *others)
 /* Whether no earlier call of the group has to come before. */
 static bool comes_next(const Memo *memo)
 {
-    if (memo->kind != NULL) /* it may have to wait */
+    if (Py_TYPE(memo->run) == inbox_type && memo->kind == NULL)
+        return PyObject_Size(memo->calls->deferred) == 0;
+    if (memo->kind != NULL || Py_TYPE(memo->run) == object_sender_type || memo->facts == Py_None) /* it may have to wait; its messages see to it */
         return true;
     if (Py_TYPE(memo->run) != ring_type)
         return PyObject_Size(memo->calls->outstanding) == 0;
@@ -319,21 +354,34 @@ static bool overlap(const char *one, Py_ssize_t one_bytes, const char *other, Py
     return one < other + other_bytes && other < one + one_bytes;
 }
 
-/* The code and instruction of the user's call; a new reference. NULL if Python has to find it, or with an error. */
-static PyObject *place_of_user(Function *self, int *instruction)
+/* Whether code is the package's; -1 with an error. */
+static int is_our_code(PyObject *code)
 {
-    PyFrameObject *frame = PyEval_GetFrame();
+    size_t place = ((uintptr_t)code >> 5) % NUM_CODES;
+    if (codes[place].code != code) {
+        PyObject *file = PyObject_GetAttrString(code, "co_filename");
+        PyObject *ours = file == NULL ? NULL : PyObject_CallOneArg(is_ours, file);
+        Py_XDECREF(file);
+        if (ours == NULL)
+            return -1;
+        codes[place].is_ours = ours == Py_True;
+        Py_DECREF(ours);
+        Py_XSETREF(codes[place].code, Py_NewRef(code));
+    }
+    return codes[place].is_ours;
+}
+
+/* The code and instruction of the user's call, the innermost that is not the package's; a new reference. NULL if there
+   is no frame, or with an error. */
+static PyObject *place_of_user(int *instruction)
+{
+    PyFrameObject *frame = (PyFrameObject *)Py_XNewRef((PyObject *)PyEval_GetFrame()), *outer = NULL;
     if (frame == NULL)
         return NULL;
-    PyObject *code = (PyObject *)PyFrame_GetCode(frame), *user = NULL;
-    if (code != self->user) {
-        if ((user = PyObject_CallOneArg(find_user, (PyObject *)frame)) == NULL) {
-            Py_DECREF(code);
-            return NULL;
-        }
-        if (user == (PyObject *)frame)
-            Py_XSETREF(self->user, Py_NewRef(code));
-        frame = (PyFrameObject *)user;
+    PyObject *code = (PyObject *)PyFrame_GetCode(frame);
+    int ours;
+    while ((ours = is_our_code(code)) > 0 && (outer = PyFrame_GetBack(frame)) != NULL) {
+        Py_SETREF(frame, outer);
         Py_SETREF(code, (PyObject *)PyFrame_GetCode(frame));
     }
 #if PY_VERSION_HEX >= 0x030B0000
@@ -343,7 +391,9 @@ static PyObject *place_of_user(Function *self, int *instruction)
     *instruction = last == NULL ? 0 : (int)PyLong_AsLong(last);
     Py_XDECREF(last);
 #endif
-    Py_XDECREF(user);
+    Py_DECREF(frame);
+    if (ours < 0)
+        Py_CLEAR(code);
     return code;
 }
 
@@ -371,7 +421,7 @@ static PyObject *begin_record(Calls *calls, PyObject *facts, unsigned long long 
     return record;
 }
 
-static PyObject *failed(Calls *calls, PyObject *prefix, PyObject *record)
+void call_failed(Calls *calls, PyObject *prefix, PyObject *record)
 {
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
@@ -383,7 +433,22 @@ static PyObject *failed(Calls *calls, PyObject *prefix, PyObject *record)
     Py_XDECREF(type);
     Py_XDECREF(error);
     Py_XDECREF(trace);
-    return NULL;
+}
+
+int record_message(Calls *calls, PyObject *facts, PyObject **record)
+{
+    int instruction;
+    PyObject *code = place_of_user(&instruction);
+    if (code != NULL)
+        *record = begin_record(calls, facts, ++calls->num_messages, true, code, instruction);
+    Py_XDECREF(code);
+    return *record == NULL ? -1 : 1;
+}
+
+int record_done(PyObject *record)
+{
+    PyObject *now = PyLong_FromLongLong(now_ns());
+    return now == NULL || PyList_SetItem(record, COMPLETED, now) < 0 ? -1 : 1;
 }
 
 /* Whether arrays of a call that have to be apart share memory. */
@@ -443,12 +508,107 @@ static int run_call(const Memo *memo, const Buffers *sent, const Buffers *receiv
     return ran == NULL ? -1 : 1;
 }
 
+/* What a message received, or found by a probe, returns; objects that have come replace those of a list. */
+static PyObject *message_result(const Memo *memo, Found *found, PyObject *recv, bool is_bound)
+{
+    Inbox *inbox = (Inbox *)memo->run;
+    const struct Channel *channel = &inbox->channels[found->channel];
+    PyObject *rank = is_bound ? channel->rank : channel->global_rank;
+    if (inbox->info != NULL)
+        return inbox_info(inbox, &found->header, rank);
+    if (found->pickle != NULL) {
+        PyObject *objects = PyObject_CallFunctionObjArgs(inbox->unpickle, found->pickle, memo->prefix, NULL);
+        int set = objects == NULL ? -1 : PyList_SetSlice(recv, 0, PyList_GET_SIZE(recv), objects);
+        Py_XDECREF(objects);
+        if (set < 0)
+            return NULL;
+    }
+    return Py_NewRef(rank);
+}
+
+/* Receive an array from any rank, or a list of objects; or probe for a message. */
+static PyObject *run_inbox(Memo *memo, PyObject *recv, bool is_bound)
+{
+    Inbox *inbox = (Inbox *)memo->run;
+    Found found = {.number = PyList_CheckExact(recv) ? PyList_GET_SIZE(recv) : -1};
+    PyObject *record = NULL, *facts = NULL, *result = NULL;
+    memo->num_users++;
+    int status = inbox_await(inbox);
+    if (status == 1)
+        status = inbox_take(inbox, is_array(recv) ? ((Array *)recv)->data : NULL, &found);
+    if (status == 1 && memo->facts != Py_None) {
+        facts = found.pickle == NULL ? Py_NewRef(memo->facts)
+                                     : objects_facts(memo->facts, found.number, PyBytes_GET_SIZE(found.pickle));
+        status = facts == NULL || record_message(memo->calls, facts, &record) < 0 ? -1 : record_done(record);
+    }
+    if (status == 1 && inbox->info == NULL)
+        status = inbox_wake(inbox, &found);
+    if (status < 0)
+        call_failed(memo->calls, memo->prefix, record == NULL ? Py_None : record);
+    else if (status == 1)
+        result = message_result(memo, &found, recv, is_bound);
+    else if (status == 2)
+        result = Py_NewRef(Py_None);
+    Py_XDECREF(facts);
+    Py_XDECREF(record);
+    Py_XDECREF(found.pickle);
+    memo_free(memo);
+    return result;
+}
+
+/* Send a list of objects. Python sends a pickle that has no room; the objects' code may have changed the group. */
+static PyObject *run_objects(Memo *memo, PyObject *list)
+{
+    ObjectSender *sender = (ObjectSender *)memo->run;
+    Calls *calls = memo->calls;
+    unsigned long long changes = calls->changes;
+    uint64_t number;
+    PyObject *record = NULL, *facts = NULL, *result = NULL;
+    memo->num_users++;
+    PyObject *pickle = objects_dump(sender, list);
+    Py_ssize_t count = PyList_GET_SIZE(list), num_bytes = pickle == NULL ? 0 : PyBytes_GET_SIZE(pickle);
+    bool waits = !sender->is_async && num_bytes > sender->most_bytes;
+    bool goes = pickle != NULL && calls->changes == changes && calls->is_open;
+    int status = goes ? ring_put_objects(sender->ring, sender->tag, count, pickle, waits, &number) : 0;
+    if (status > 0) {
+        facts = objects_facts(memo->facts, count, num_bytes);
+        int recorded = facts == NULL ? -1 : record_message(calls, facts, &record);
+        if (recorded > 0 && status == 2)
+            recorded = ring_rest(sender->ring, pickle, number, memo->prefix);
+        status = recorded < 0 ? -1 : record_done(record);
+    }
+    if (status < 0)
+        call_failed(calls, memo->prefix, record == NULL ? Py_None : record);
+    else if (status > 0)
+        result = sender->is_async ? sent_at_once(memo->prefix) : Py_NewRef(Py_None);
+    else if (pickle != NULL)
+        result = PyObject_CallFunction(sender->rest, "On", pickle, count);
+    Py_XDECREF(facts);
+    Py_XDECREF(record);
+    Py_XDECREF(pickle);
+    memo_free(memo);
+    return result;
+}
+
+/* Make the calls that a call consists of. */
+static PyObject *run_exchange(Memo *memo, PyObject *const *args, PyObject *send, PyObject *recv)
+{
+    memo->num_users++;
+    PyObject *result = PyObject_CallFunctionObjArgs(memo->run, send, recv, NULL);
+    if (result != NULL && memo->returned >= 0)
+        Py_SETREF(result, Py_NewRef(args[memo->returned]));
+    else if (result != NULL && memo->result != Py_None)
+        Py_SETREF(result, Py_NewRef(memo->result));
+    memo_free(memo);
+    return result;
+}
+
 /* Begin a call that is carried out later. */
 static int run_later(const Memo *memo, PyObject *send, PyObject *recv, PyObject *code, int instruction,
                      PyObject **record, PyObject **work)
 {
     Calls *calls = memo->calls;
-    bool is_message = Py_TYPE(memo->run) == ring_type;
+    bool is_message = Py_TYPE(memo->run) != step_type;
     unsigned long long number = is_message ? ++calls->num_messages : ++calls->num_calls;
     *record = begin_record(calls, memo->facts, number, is_message, code, instruction);
     if (*record == NULL)
@@ -464,14 +624,21 @@ static PyObject *run_memo(Function *self, Memo *memo, PyObject *const *args)
     Buffers sent, received;
     int instruction = 0;
     PyObject *send = memo->send < 0 ? Py_None : args[memo->send], *recv = memo->recv < 0 ? Py_None : args[memo->recv];
+    if (Py_TYPE(memo->run) == inbox_type && memo->kind == NULL)
+        return run_inbox(memo, recv, self->is_bound);
+    if (Py_TYPE(memo->run) == object_sender_type)
+        return run_objects(memo, send);
     sent.count = memo->send < 0 ? 0 : gather(&memo->args[memo->send], send, &sent);
     received.count = memo->recv < 0 ? 0 : gather(&memo->args[memo->recv], recv, &received);
-    bool is_message = Py_TYPE(memo->run) == ring_type, is_async = memo->kind != NULL;
-    bool is_later = is_async && (!is_message || received.count);
-    if (share_memory(memo, &sent, &received, send == recv)
-        || (is_later && is_message && !may_defer(memo->calls, received.num_bytes[0])))
+    bool is_inbox = Py_TYPE(memo->run) == inbox_type, is_async = memo->kind != NULL;
+    bool is_message = Py_TYPE(memo->run) == ring_type || is_inbox;
+    bool is_later = is_async && (!is_message || is_inbox || received.count), is_exchange = memo->facts == Py_None;
+    if (share_memory(memo, &sent, &received, send == recv && !is_exchange)
+        || (is_later && is_message && !may_defer(memo->calls)))
         return NULL;
-    PyObject *code = place_of_user(self, &instruction);
+    if (is_exchange)
+        return run_exchange(memo, args, send, recv);
+    PyObject *code = place_of_user(&instruction);
     if (code == NULL)
         return NULL;
     memo->num_users++; /* it may be dropped while this waits */
@@ -491,7 +658,7 @@ static PyObject *run_memo(Function *self, Memo *memo, PyObject *const *args)
                                       : Py_NewRef(args[memo->returned]);
     }
     if (status < 0)
-        failed(memo->calls, memo->prefix, record == NULL ? Py_None : record);
+        call_failed(memo->calls, memo->prefix, record == NULL ? Py_None : record);
     Py_XDECREF(record);
     Py_DECREF(code);
     memo_free(memo);
@@ -568,7 +735,6 @@ static int function_traverse(Function *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->func);
-    Py_VISIT(self->user);
     for (int i = 0; i < MOST_MEMOS; i++) {
         Memo *memo = self->memos[i];
         if (memo == NULL)
@@ -589,7 +755,6 @@ static int function_clear(Function *self)
 {
     forget(self, NULL);
     Py_CLEAR(self->func);
-    Py_CLEAR(self->user);
     return 0;
 }
 
@@ -727,7 +892,8 @@ static void calls_dealloc(Calls *self)
 static PyMethodDef calls_methods[] = {
     {"note", (PyCFunction)(void (*)(void))calls_note, METH_FASTCALL,
      "note(run, facts, prefix, send, recv, apart, kind=...): tell the Function that is being called what carried the "
-     "call out; of an async call, what carries it out, and its Plan or PersistentRequest."},
+     "call out; of an async call, what carries it out, and its Plan or PersistentRequest; of a call that consists of "
+     "others, what makes these, and None as facts."},
     {"forget", (PyCFunction)calls_forget, METH_NOARGS, "Forget all known calls of the group."},
     {NULL, NULL, 0, NULL},
 };
@@ -796,8 +962,8 @@ PyType_Spec try_lock_spec = {
 
 static PyObject *configure(PyObject *module, PyObject *args)
 {
-    PyObject *array, *users;
-    if (!PyArg_ParseTuple(args, "OO", &array, &users))
+    PyObject *array, *function;
+    if (!PyArg_ParseTuple(args, "OO", &array, &function))
         return NULL;
     const Array *head = (const Array *)array;
     PyObject *dtype = PyObject_GetAttrString(array, "dtype"), *data = PyObject_GetAttrString(array, "ctypes");
@@ -813,7 +979,7 @@ static PyObject *configure(PyObject *module, PyObject *args)
         return NULL;
     }
     Py_XSETREF(array_type, (PyTypeObject *)Py_NewRef(Py_TYPE(array)));
-    Py_XSETREF(find_user, Py_NewRef(users));
+    Py_XSETREF(is_ours, Py_NewRef(function));
     Py_RETURN_NONE;
 }
 
@@ -848,8 +1014,8 @@ static PyObject *use_many_worlds(PyObject *module, PyObject *unused)
 }
 
 PyMethodDef call_functions[] = {
-    {"configure", configure, METH_VARARGS, "configure(array, users): an array of shape (2, 3), and the search for the "
-                                           "user's frame."},
+    {"configure", configure, METH_VARARGS, "configure(array, is_ours): an array of shape (2, 3), and what tells of a "
+                                           "file whether it is the package's."},
     {"compare_by_identity", compare_by_identity, METH_O, "Compare arguments of a type by identity; a decorator."},
     {"explain_type_errors", explain_type_errors, METH_O, "Call it with the function and the error where a Function raises "
                                                          "TypeError; it may change the message."},

@@ -8,31 +8,26 @@
 
 PyTypeObject *ring_type;
 
-/* How often a receiver polls before it yields; some microseconds. */
-enum { SPINS = 300 };
-/* Kinds of entries, and the place in a header of what is a message's own: address and number. As in `channel`. */
-enum { EAGER = 1, RTS = 2, RTS_CMA = 3, OWN = 40 };
+/* Kinds of entries, as in `channel`; and the place in one of what is the message's own: address and number. */
+enum { EAGER = 1, RTS = 2, RTS_CMA = 3, OWN = sizeof(Header) };
+/* The queues of a ring that receives. */
+enum { POSTED = 0, UNEXPECTED = 1 };
 /* A receiver that can read the sender's memory. */
 enum { READS = 1 };
+/* The name of the dtype of a list of objects begins so, and ends with their number; as in `arrays.host`. */
+#define OBJECTS "objects"
+#define DIGITS "0123456789abcdef"
+enum { NAME = sizeof ((Header *)0)->dtype };
 /* Up to here the receiver need not begin before all is written. */
 enum { SHORT = 8 << 10 };
 
-/* Whether nobody is in the middle of anything: the lock is free, the containers are empty, the attributes None. The GIL
-   is held from here to the end of the message, so that it stays so. */
-static int is_free(Ring *self)
+/* Whether no thread is in the middle of a message: the lock is free, and the attributes are None. */
+static int is_idle(const Ring *self)
 {
     PyObject *locked = PyObject_CallNoArgs(self->locked);
-    if (locked != Py_False) {
-        Py_XDECREF(locked);
+    Py_XDECREF(locked); /* a bool */
+    if (locked != Py_False)
         return locked == NULL ? -1 : 0;
-    }
-    Py_DECREF(locked);
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->empties); i++) {
-        PyObject *container = PyTuple_GET_ITEM(self->empties, i);
-        Py_ssize_t size = PyDict_CheckExact(container) ? PyDict_GET_SIZE(container) : PyObject_Size(container);
-        if (size != 0)
-            return size < 0 ? -1 : 0;
-    }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->nones); i++) {
         PyObject *value = PyObject_GetAttr(self->owner, PyTuple_GET_ITEM(self->nones, i));
         Py_XDECREF(value);
@@ -40,6 +35,31 @@ static int is_free(Ring *self)
             return value == NULL ? -1 : 0;
     }
     return 1;
+}
+
+int ring_is_preceded(const Ring *self, bool by_any)
+{
+    int precedes = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->queues) && precedes == 0; i++) {
+        PyObject *queue = PyTuple_GET_ITEM(self->queues, i);
+        if (!PyDict_CheckExact(queue)) {
+            Py_ssize_t size = PyObject_Size(queue);
+            precedes = size < 0 ? -1 : size > 0;
+        } else if (by_any && i == UNEXPECTED) {
+            precedes = PyDict_GET_SIZE(queue) > 0;
+        }
+        for (Py_ssize_t key = 0; !by_any && PyDict_CheckExact(queue) && PyDict_GET_SIZE(queue) > 0 && precedes == 0
+                                 && key < PyTuple_GET_SIZE(self->keys); key++)
+            precedes = PyDict_Contains(queue, PyTuple_GET_ITEM(self->keys, key));
+    }
+    return precedes;
+}
+
+/* The GIL is held from here to the end of the message, so that it stays so. */
+static int is_free(const Ring *self)
+{
+    int idle = is_idle(self), precedes = idle <= 0 ? 0 : ring_is_preceded(self, false);
+    return precedes < 0 ? -1 : idle <= 0 ? idle : !precedes;
 }
 
 int ring_wake(Ring *self)
@@ -51,23 +71,34 @@ int ring_wake(Ring *self)
     return woken == NULL ? -1 : 1;
 }
 
+/* How much of the ring a message takes. */
+static Py_ssize_t length_of(const Ring *self, Py_ssize_t num_bytes)
+{
+    return self->unit + ((num_bytes + self->unit - 1) & -self->unit);
+}
+
+static bool has_room(const Ring *self, Py_ssize_t length)
+{
+    return load(self->pipe.head) + length - load(self->pipe.tail) <= (uint64_t)self->pipe.num_bytes;
+}
+
 /* Write the header of a message and its bytes. Its receiver may read the first pieces meanwhile. */
-static void write_message(Ring *self, const char *data, uint64_t number)
+static void write_message(Ring *self, const Header *header, const char *data, uint64_t number)
 {
     uint64_t head = load(self->pipe.head);
-    Py_ssize_t place = head % self->pipe.num_bytes;
+    Py_ssize_t place = head % self->pipe.num_bytes, length = length_of(self, header->num_bytes);
     char *entry = self->pipe.ring + place;
-    memcpy(entry, PyBytes_AS_STRING(self->start), PyBytes_GET_SIZE(self->start));
+    memcpy(entry, header, sizeof *header);
     if (number) {
         uint64_t own[] = {(uintptr_t)data, number};
         memcpy(entry + OWN, own, sizeof own);
     }
-    if (self->num_bytes <= SHORT && place + self->length <= self->pipe.num_bytes) {
-        copy_out(self->pipe.pace, entry + self->unit, data, self->num_bytes);
-        store(self->pipe.head, head + self->length);
+    if (header->num_bytes <= SHORT && place + length <= self->pipe.num_bytes) {
+        copy_out(self->pipe.pace, entry + self->unit, data, header->num_bytes);
+        store(self->pipe.head, head + length);
     } else {
         store(self->pipe.head, head + self->unit);
-        stream_fill(&self->pipe, data, self->num_bytes, 0, 0, false);
+        stream_fill(&self->pipe, data, header->num_bytes, 0, 0, false);
     }
     if (number)
         store(&self->words[self->written], number);
@@ -92,17 +123,15 @@ int ring_announce(Ring *self, char *data, uint64_t *number)
     int free = is_free(self);
     if (free <= 0)
         return free;
-    uint64_t head = load(self->pipe.head);
-    if (load(&self->words[self->mode]) != READS || load(&self->words[self->others_state])
-        || head + self->unit - load(self->pipe.tail) > (uint64_t)self->pipe.num_bytes)
+    if (load(&self->words[self->mode]) != READS || load(&self->words[self->others_state]) || !has_room(self, self->unit))
         return 0;
     if ((*number = next_number(self)) == 0)
         return -1;
-    const int64_t kind = RTS_CMA;
-    const uint64_t own[] = {(uintptr_t)data, *number};
+    const uint64_t head = load(self->pipe.head), own[] = {(uintptr_t)data, *number};
     char *entry = self->pipe.ring + head % self->pipe.num_bytes;
-    memcpy(entry, PyBytes_AS_STRING(self->start), PyBytes_GET_SIZE(self->start));
-    memcpy(entry, &kind, sizeof kind);
+    Header header = self->kind;
+    header.kind = RTS_CMA;
+    memcpy(entry, &header, sizeof header);
     memcpy(entry + OWN, own, sizeof own);
     store(self->pipe.head, head + self->unit);
     return ring_wake(self);
@@ -111,22 +140,6 @@ int ring_announce(Ring *self, char *data, uint64_t *number)
 bool ring_is_taken(const Ring *self, uint64_t number) { return load(&self->words[self->taken]) >= number; }
 
 bool ring_has_come(const Ring *self) { return load(self->pipe.head) != load(self->pipe.tail); }
-
-/* Only a message that has room as a whole goes this way. */
-static int send_message(Ring *self, const char *data, uint64_t *number)
-{
-    int free = is_free(self);
-    if (free <= 0)
-        return free;
-    if (load(&self->words[self->others_state])
-        || load(self->pipe.head) + self->length - load(self->pipe.tail) > (uint64_t)self->pipe.num_bytes)
-        return 0;
-    *number = 0;
-    if (self->rest != Py_None && (*number = next_number(self)) == 0)
-        return -1;
-    write_message(self, data, *number);
-    return ring_wake(self);
-}
 
 /* Wait until a message is taken, for a moment. */
 static bool is_taken(Ring *self, uint64_t number)
@@ -145,22 +158,38 @@ static bool is_taken(Ring *self, uint64_t number)
     return is;
 }
 
+/* Only a message that has room as a whole goes this way. */
+static int send_message(Ring *self, const char *data, uint64_t *number)
+{
+    int free = is_free(self);
+    if (free <= 0)
+        return free;
+    if (load(&self->words[self->others_state]) || !has_room(self, length_of(self, self->kind.num_bytes)))
+        return 0;
+    *number = 0;
+    if (self->rest != Py_None && (*number = next_number(self)) == 0)
+        return -1;
+    write_message(self, &self->kind, data, *number);
+    return ring_wake(self);
+}
+
 /* A message that has no room in the ring can be taken only if it is announced, as in an exchange: else its receive is
    posted at once. */
 static bool is_in_vain(const Ring *self)
 {
-    return self->length > self->pipe.num_bytes && PySet_GET_SIZE(self->announced) == 0 && !ring_has_come(self);
+    return length_of(self, self->kind.num_bytes) > self->pipe.num_bytes && PySet_GET_SIZE(self->announced) == 0 && !ring_has_come(self);
 }
 
-bool ring_await(Ring *self)
+int ring_await(Ring *self)
 {
-    if (is_in_vain(self))
-        return false;
+    int precedes = ring_is_preceded(self, false);
+    if (precedes != 0 || is_in_vain(self))
+        return precedes < 0 ? -1 : 0;
     Word *head = self->pipe.head;
     uint64_t tail = load(self->pipe.tail);
     for (int spins = SPINS; spins > 0; spins--) {
         if (load(head) != tail)
-            return true;
+            return 1;
         pause_briefly();
     }
     bool has_come = false;
@@ -172,26 +201,33 @@ bool ring_await(Ring *self)
     return has_come;
 }
 
-/* Whether an entry is a message of this kind; its sender waits for it, or not. */
-static bool is_mine(const Ring *self, const char *entry)
+static char *next_entry(const Ring *self) { return self->pipe.ring + load(self->pipe.tail) % self->pipe.num_bytes; }
+
+bool ring_next(const Ring *self, Header *header)
 {
-    const char *start = PyBytes_AS_STRING(self->start);
-    int64_t kind;
-    memcpy(&kind, entry, sizeof kind);
-    return (kind == EAGER || kind == RTS || kind == RTS_CMA)
-           && memcmp(entry + sizeof kind, start + sizeof kind, PyBytes_GET_SIZE(self->start) - sizeof kind) == 0;
+    if (!ring_has_come(self))
+        return false;
+    memcpy(header, next_entry(self), sizeof *header);
+    return true;
+}
+
+/* Whether a message is of this kind; its sender waits for it, or not. */
+static bool is_mine(const Ring *self, const Header *header)
+{
+    return (header->kind == EAGER || header->kind == RTS || header->kind == RTS_CMA) && header->tag == self->kind.tag
+           && header->num_bytes == self->kind.num_bytes && memcmp(header->dtype, self->kind.dtype, NAME) == 0;
 }
 
 /* Copy an announced message. Other threads run meanwhile: `moving` keeps them from the ring. If the copy fails, it is
    left to a request. */
-static int copy_announced(Ring *self, char *data, uint64_t address)
+static int copy_announced(Ring *self, char *data, Py_ssize_t num_bytes, uint64_t address)
 {
     PyObject *moving = PyObject_GetAttrString(self->owner, "moving");
     PyObject *is_mine = moving == NULL ? NULL : PyObject_CallMethod(moving, "acquire", "O", Py_False);
     int status = is_mine == NULL ? -1 : is_mine == Py_True;
     if (status > 0) {
         Py_BEGIN_ALLOW_THREADS
-        status = read_memory(self->pid, address, data, self->num_bytes);
+        status = read_memory(self->pid, address, data, num_bytes);
         Py_END_ALLOW_THREADS
         PyObject *released = PyObject_CallMethod(moving, "release", NULL);
         Py_XDECREF(released);
@@ -202,38 +238,105 @@ static int copy_announced(Ring *self, char *data, uint64_t address)
     return status;
 }
 
-/* The message is taken as a whole: if its rest does not come, what has come stays for a request. */
+/* Take the next message as a whole: if its rest does not come, what has come stays for a request. */
+static int take_next(Ring *self, const Header *header, char *data)
+{
+    uint64_t tail = load(self->pipe.tail), own[2];
+    Py_ssize_t length = length_of(self, header->num_bytes);
+    memcpy(own, next_entry(self) + OWN, sizeof own);
+    if (header->kind == RTS_CMA) {
+        int copied = copy_announced(self, data, header->num_bytes, own[0]);
+        if (copied <= 0)
+            return copied;
+        length = self->unit;
+    } else if (length > self->pipe.num_bytes
+               || stream_look(&self->pipe, tail + self->unit, data, header->num_bytes) < header->num_bytes) {
+        return 0;
+    }
+    store(self->pipe.tail, tail + length);
+    if (header->kind != EAGER)
+        store(&self->words[self->taken], own[1]);
+    return 1;
+}
+
 int ring_take(Ring *self, char *data)
 {
     int free = is_free(self);
+    Header header;
     if (free <= 0)
         return free;
-    uint64_t tail = load(self->pipe.tail), own[2];
-    const char *entry = self->pipe.ring + tail % self->pipe.num_bytes;
-    if (load(self->pipe.head) == tail || !is_mine(self, entry))
-        return 0;
-    int64_t kind;
-    memcpy(&kind, entry, sizeof kind);
-    memcpy(own, entry + OWN, sizeof own);
-    if (kind == RTS_CMA) {
-        int copied = copy_announced(self, data, own[0]);
-        if (copied <= 0)
-            return copied;
-    } else if (self->length > self->pipe.num_bytes
-               || stream_look(&self->pipe, tail + self->unit, data, self->num_bytes) < self->num_bytes) {
-        return 0;
+    return ring_next(self, &header) && is_mine(self, &header) ? take_next(self, &header, data) : 0;
+}
+
+Py_ssize_t count_objects(const char *dtype)
+{
+    Py_ssize_t count = 0;
+    if (memcmp(dtype, OBJECTS, sizeof OBJECTS - 1) != 0 || dtype[sizeof OBJECTS - 1] == 0)
+        return -1;
+    for (size_t i = sizeof OBJECTS - 1; i < NAME && dtype[i] != 0; i++) {
+        const char *digit = strchr(DIGITS, dtype[i]);
+        if (digit == NULL)
+            return -1;
+        count = count * 16 + (digit - DIGITS);
     }
-    store(self->pipe.tail, tail + (kind == RTS_CMA ? self->unit : self->length));
-    if (kind != EAGER)
-        store(&self->words[self->taken], own[1]);
+    return count;
+}
+
+int ring_take_objects(Ring *self, int64_t tag, Py_ssize_t *number, PyObject **pickle)
+{
+    int free = is_free(self);
+    Header header;
+    if (free <= 0 || !ring_next(self, &header))
+        return free < 0 ? -1 : 0;
+    Py_ssize_t count = count_objects(header.dtype);
+    if (header.tag != tag || count < 0 || (*number >= 0 && *number != count))
+        return 0;
+    if ((*pickle = PyBytes_FromStringAndSize(NULL, header.num_bytes)) == NULL)
+        return -1;
+    int taken = take_next(self, &header, PyBytes_AS_STRING(*pickle));
+    if (taken <= 0)
+        Py_CLEAR(*pickle);
+    else
+        *number = count;
+    return taken;
+}
+
+int ring_put_objects(Ring *self, int64_t tag, Py_ssize_t count, PyObject *pickle, bool waits, uint64_t *number)
+{
+    Header header = {waits ? RTS : EAGER, tag, PyBytes_GET_SIZE(pickle), OBJECTS};
+    int free = is_free(self);
+    if (free <= 0)
+        return free;
+    snprintf(header.dtype, sizeof header.dtype, OBJECTS "%zx", (size_t)count);
+    if (load(&self->words[self->others_state]) || !has_room(self, length_of(self, header.num_bytes)))
+        return 0;
+    *number = 0;
+    if (waits && (*number = next_number(self)) == 0)
+        return -1;
+    write_message(self, &header, PyBytes_AS_STRING(pickle), *number);
+    int woken = ring_wake(self);
+    return woken > 0 && waits && !is_taken(self, *number) ? 2 : woken;
+}
+
+int ring_look(Ring *self, PyObject *rank, Header *header)
+{
+    int idle = is_idle(self);
+    if (idle <= 0 || !ring_next(self, header))
+        return idle < 0 ? -1 : 0;
+    PyObject *posted = PyTuple_GET_ITEM(self->queues, POSTED);
+    for (int any = 0; any < 2 && PyDict_GET_SIZE(posted) > 0; any++) {
+        PyObject *key = Py_BuildValue("(OL)", any ? Py_None : rank, (long long)header->tag);
+        int is_posted = key == NULL ? -1 : PyDict_Contains(posted, key);
+        Py_XDECREF(key);
+        if (is_posted != 0)
+            return is_posted < 0 ? -1 : 0;
+    }
     return 1;
 }
 
 static int receive_message(Ring *self, char *data)
 {
-    if (!ring_await(self))
-        return 0;
-    int taken = ring_take(self, data);
+    int come = ring_await(self), taken = come <= 0 ? come : ring_take(self, data);
     return taken <= 0 ? taken : ring_wake(self);
 }
 
@@ -247,9 +350,9 @@ int ring_move(Ring *self, char *data, uint64_t *number)
     return sent > 0 && *number && !is_taken(self, *number) ? 2 : sent;
 }
 
-int ring_rest(Ring *self, PyObject *array, uint64_t number, PyObject *prefix)
+int ring_rest(Ring *self, PyObject *data, uint64_t number, PyObject *prefix)
 {
-    PyObject *done = PyObject_CallFunction(self->rest, "OKO", array, (unsigned long long)number, prefix);
+    PyObject *done = PyObject_CallFunction(self->rest, "OKO", data, (unsigned long long)number, prefix);
     Py_XDECREF(done);
     return done == NULL ? -1 : 1;
 }
@@ -269,26 +372,32 @@ static PyObject *ring_call(PyObject *object, PyObject *const *args, size_t nargs
 
 static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    PyObject *memory, *start, *locked, *empties, *owner, *nones, *wake_up, *rest, *announced, *follow;
+    PyObject *memory, *start, *locked, *queues, *keys, *owner, *nones, *wake_up, *rest, *announced, *follow;
     int receives;
-    Py_ssize_t ring_begin, ring_bytes, unit, num_bytes, length, others_state, others_bells, head, tail;
+    Py_ssize_t ring_begin, ring_bytes, unit, others_state, others_bells, head, tail;
     Py_ssize_t pace, taken, written, mode;
     long pid;
-    if (!PyArg_ParseTuple(args, "pO(nn)(nnnnnnnn)(nnn)O!OO!OO!OOO!Ol", &receives, &memory, &ring_begin, &ring_bytes,
-                          &head, &tail, &pace, &others_state, &others_bells, &taken, &written, &mode, &unit, &num_bytes,
-                          &length, &PyBytes_Type, &start, &locked, &PyTuple_Type, &empties, &owner, &PyTuple_Type,
-                          &nones, &wake_up, &rest, &PySet_Type, &announced, &follow, &pid))
+    if (!PyArg_ParseTuple(args, "pO(nn)(nnnnnnnn)nO!OO!O!OO!OOO!Ol", &receives, &memory, &ring_begin, &ring_bytes,
+                          &head, &tail, &pace, &others_state, &others_bells, &taken, &written, &mode, &unit,
+                          &PyBytes_Type, &start, &locked, &PyTuple_Type, &queues, &PyTuple_Type, &keys, &owner,
+                          &PyTuple_Type, &nones, &wake_up, &rest, &PySet_Type, &announced, &follow, &pid))
         return NULL;
+    if (PyBytes_GET_SIZE(start) != sizeof(Header)) {
+        PyErr_SetString(PyExc_ValueError, "Ring: start must be a header without what is a message's own");
+        return NULL;
+    }
     Ring *self = (Ring *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     self->call = ring_call;
     self->receives = receives;
-    self->start = Py_NewRef(start), self->locked = Py_NewRef(locked), self->empties = Py_NewRef(empties);
+    memcpy(&self->kind, PyBytes_AS_STRING(start), sizeof self->kind);
+    self->locked = Py_NewRef(locked), self->queues = Py_NewRef(queues);
+    self->keys = Py_NewRef(keys);
     self->owner = Py_NewRef(owner), self->nones = Py_NewRef(nones), self->wake = Py_NewRef(wake_up);
     self->announced = Py_NewRef(announced), self->follow = Py_NewRef(follow), self->mode = mode, self->pid = pid;
     self->rest = Py_NewRef(rest), self->taken = taken, self->written = written;
-    self->unit = unit, self->num_bytes = num_bytes, self->length = length;
+    self->unit = unit;
     self->others_state = others_state, self->others_bells = others_bells;
     if (PyObject_GetBuffer(memory, &self->memory, PyBUF_CONTIG) < 0) {
         Py_DECREF(self);
@@ -304,7 +413,7 @@ static int ring_traverse(Ring *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->locked);
-    Py_VISIT(self->empties);
+    Py_VISIT(self->queues);
     Py_VISIT(self->owner);
     Py_VISIT(self->wake);
     Py_VISIT(self->rest);
@@ -319,9 +428,9 @@ static void ring_dealloc(Ring *self)
     PyObject_GC_UnTrack(self);
     if (self->words != NULL)
         PyBuffer_Release(&self->memory);
-    Py_XDECREF(self->start);
     Py_XDECREF(self->locked);
-    Py_XDECREF(self->empties);
+    Py_XDECREF(self->queues);
+    Py_XDECREF(self->keys);
     Py_XDECREF(self->owner);
     Py_XDECREF(self->nones);
     Py_XDECREF(self->wake);
@@ -342,7 +451,7 @@ static PyType_Slot slots[] = {
     {Py_tp_new, ring_new}, {Py_tp_dealloc, ring_dealloc}, {Py_tp_traverse, ring_traverse},
     {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, members},
     {Py_tp_doc, "Ring(receives, memory, (ring_begin, ring_bytes), (head, tail, pace, others_state, others_bells, "
-                "taken, written, mode), (unit, num_bytes, length), start, locked, empties, owner, nones, wake, rest, "
+                "taken, written, mode), unit, start, locked, queues, keys, owner, nones, wake, rest, "
                 "announced, follow, pid): called with an array, it moves a message and returns True, or False if it needs "
                 "a request. With `rest`, the sender waits until a message is taken, in the end by `rest(array, number, prefix)`."},
     {0, NULL},

@@ -2,7 +2,7 @@
 #include "core.h"
 
 /* Raised with every change of what Python and this module expect of each other. */
-enum { INTERFACE = 9 };
+enum { INTERFACE = 12 };
 
 #ifdef __clang__
 #define COMPILER __VERSION__ /* which has the name as well */
@@ -29,6 +29,9 @@ PyMODINIT_FUNC PyInit__core(void)
         || add_type(module, &ring_spec, &ring_type) < 0 || add_type(module, &function_spec, &function_type) < 0
         || add_type(module, &calls_spec, &calls_type) < 0 || add_type(module, &try_lock_spec, &try_lock_type) < 0
         || add_type(module, &handle_spec, &handle_type) < 0 || PyModule_AddFunctions(module, work_functions) < 0
+        || add_type(module, &inbox_spec, &inbox_type) < 0 || PyModule_AddFunctions(module, object_functions) < 0
+        || add_type(module, &object_sender_spec, &object_sender_type) < 0
+        || add_type(module, &exchange_spec, &exchange_type) < 0
         || add_type(module, &stream_spec, &stream_type) < 0 || add_type(module, &single_copy_spec, &single_copy_type) < 0
         || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0
         || PyModule_AddStringConstant(module, "COMPILER", COMPILER) < 0) {

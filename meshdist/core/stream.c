@@ -5,8 +5,6 @@ PyTypeObject *stream_type;
 
 /* How much is copied before the other side may have it. */
 enum { PIECE = 32 << 10, UNIT = 64 };
-/* How often to poll for the other side; some microseconds. */
-enum { SPINS = 300 };
 
 static Py_ssize_t least(Py_ssize_t one, Py_ssize_t other) { return one < other ? one : other; }
 

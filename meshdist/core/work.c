@@ -11,16 +11,16 @@
 
 PyTypeObject *handle_type;
 
-/* As many receives may be deferred, and as many bytes; set by `handles`, as `DeferredReceives` has them. */
-static Py_ssize_t most_deferred, most_deferred_bytes, long_bytes;
-/* The classes of known calls, of receives, of sends that are announced and of those that are done; and `Work.wait`. */
-static PyTypeObject *planned_type, *deferred_type, *announced_type, *done_type;
+/* As many receives may be deferred, and from so many bytes on, `watch` is to know; set by `handles`, as
+   `DeferredReceives` has them. */
+static Py_ssize_t most_deferred, long_bytes;
+/* The classes of known calls, of receives of arrays and of objects, of sends that are announced, and of those that are
+   done; and `Work.wait`. */
+static PyTypeObject *planned_type, *deferred_type, *objects_type, *announced_type, *done_type;
 static PyObject *wait_in_python;
 
 /* How many calls to carry out between two looks for signals. */
 enum { CALLS_AT_ONCE = 64 };
-/* How long to wait until an announced message is taken, before Python goes on with that. */
-enum { TAKEN_NS = 1000000 };
 
 /* ---- beginning a call */
 
@@ -100,13 +100,7 @@ PyObject *begin_call(Calls *calls, PyObject *run, PyObject *kind, PyObject *pref
     return (PyObject *)self;
 }
 
-bool may_defer(const Calls *calls, Py_ssize_t num_bytes)
-{
-    Py_ssize_t size = PyObject_Size(calls->deferred);
-    /* Longer ones have no room in the buffers anyway. */
-    return size < most_deferred
-           && (num_bytes > most_deferred_bytes || num_bytes * (size + 1) <= most_deferred_bytes);
-}
+bool may_defer(const Calls *calls) { return PyObject_Size(calls->deferred) < most_deferred; }
 
 bool may_announce(const Calls *calls, PyObject *run)
 {
@@ -114,16 +108,31 @@ bool may_announce(const Calls *calls, PyObject *run)
            && PyObject_Size(calls->announced) < most_deferred;
 }
 
+/* How many bytes a receive is for; of objects, as many as the last one. */
+static Py_ssize_t bytes_of(PyObject *run)
+{
+    if (Py_TYPE(run) == ring_type)
+        return ((Ring *)run)->kind.num_bytes;
+    const Inbox *inbox = (Inbox *)run;
+    return inbox->what == OBJECT_LISTS ? inbox->num_bytes : inbox->channels[0].ring->kind.num_bytes;
+}
+
 PyObject *defer_receive(Calls *calls, PyObject *run, PyObject *kind, PyObject *prefix, PyObject *received,
                         PyObject *record, long source)
 {
-    Handle *self = new_call(deferred_type, calls, run, kind, prefix, Py_None, received, record, calls->deferral);
+    Inbox *inbox = Py_TYPE(run) == inbox_type ? (Inbox *)run : NULL;
+    bool of_objects = inbox != NULL && inbox->what == OBJECT_LISTS;
+    PyObject *value = of_objects ? PyObject_CallNoArgs(inbox->new) : Py_NewRef(received);
+    Handle *self = value == NULL ? NULL
+                                 : new_call(of_objects ? objects_type : deferred_type, calls, run, kind, prefix, Py_None,
+                                            value, record, calls->deferral);
+    Py_XDECREF(value);
     if (self == NULL)
         return NULL;
     self->source = source;
     if (append(calls->deferred, (PyObject *)self) < 0)
         Py_CLEAR(self);
-    if (self != NULL && ((Ring *)run)->num_bytes * PyObject_Size(calls->deferred) > long_bytes) {
+    if (self != NULL && bytes_of(run) * PyObject_Size(calls->deferred) > long_bytes) {
         PyObject *watched = PyObject_CallMethod(calls->deferral, "watch", NULL);
         if (watched == NULL)
             Py_CLEAR(self);
@@ -270,35 +279,63 @@ static int put_back(Handle *self, PyObject *deque)
     return PyErr_Occurred() ? -1 : 0;
 }
 
+/* Note what an inbox has received: its sender; of objects, their pickle, and how many they are. */
+static int note_found(Handle *self, const Inbox *inbox, const Found *found)
+{
+    self->source = PyLong_AsLong(inbox->channels[found->channel].global_rank);
+    if (found->pickle == NULL)
+        return 1;
+    PyObject *taken = PyObject_CallMethod(self->value, "take", "O", found->pickle);
+    PyObject *facts = taken == NULL ? NULL
+                                    : objects_facts(PyList_GET_ITEM(self->record, FACTS), found->number,
+                                                    PyBytes_GET_SIZE(found->pickle));
+    Py_XDECREF(taken);
+    return facts == NULL || PyList_SetItem(self->record, FACTS, facts) < 0 ? -1 : 1;
+}
+
 /* Take the message of the first receive, which is not in the deque meanwhile: other threads may run. */
-static int take(Handle *self, Ring *ring, PyObject *deque)
+static int take(Handle *self, PyObject *run, PyObject *deque)
 {
     char *data = NULL;
-    if (!data_of(self->value, CARRAY, &data))
+    Found found = {.number = -1};
+    bool by_ring = Py_TYPE(run) == ring_type;
+    if (Py_TYPE(self) != objects_type && !data_of(self->value, CARRAY, &data))
         return 0;
     if (drop_first(deque) < 0)
         return -1;
-    if (ring_take(ring, data) <= 0)
+    int status = by_ring ? ring_take((Ring *)run, data) : inbox_take((Inbox *)run, data, &found);
+    if (status > 0 && !by_ring)
+        status = note_found(self, (Inbox *)run, &found);
+    Py_XDECREF(found.pickle);
+    if (status <= 0)
         return put_back(self, deque);
     mark_done(self);
     release(self);
     Py_CLEAR(self->queue);
-    return ring_wake(ring) < 0 ? -1 : call_back(self);
+    status = by_ring ? ring_wake((Ring *)run) : inbox_wake((Inbox *)run, &found);
+    return status < 0 ? -1 : call_back(self);
+}
+
+static bool is_deferred(PyObject *head)
+{
+    return head != NULL && (Py_TYPE(head) == deferred_type || Py_TYPE(head) == objects_type)
+           && ((Handle *)head)->run != NULL;
 }
 
 /* Wait for a moment for the message of the first receive of a group, and take it, as `DeferredReceives.carry` does. */
 static int take_first(Calls *calls)
 {
     int status = 0;
-    Handle *head = (Handle *)first_of(calls->deferred);
-    if (head != NULL && Py_TYPE(head) == deferred_type && head->run != NULL && !calls->taking->is_taken) {
-        Ring *ring = (Ring *)Py_NewRef(head->run);
-        bool has_come = ring_await(ring); /* another thread may take, or post, this receive meanwhile */
-        PyObject *first = has_come ? first_of(calls->deferred) : NULL;
-        if (first == (PyObject *)head && !calls->taking->is_taken)
-            status = take(head, ring, calls->deferred);
+    PyObject *head = first_of(calls->deferred);
+    if (is_deferred(head) && !calls->taking->is_taken) {
+        PyObject *run = Py_NewRef(((Handle *)head)->run);
+        /* Another thread may take, or post, this receive meanwhile. */
+        status = Py_TYPE(run) == ring_type ? ring_await((Ring *)run) : inbox_await((Inbox *)run);
+        PyObject *first = status > 0 ? first_of(calls->deferred) : NULL;
+        if (status > 0)
+            status = first == head && !calls->taking->is_taken ? take((Handle *)head, run, calls->deferred) : 0;
         Py_XDECREF(first);
-        Py_DECREF(ring);
+        Py_DECREF(run);
     }
     Py_XDECREF(head);
     return status;
@@ -315,8 +352,9 @@ static int take_some(Calls *calls, Handle *until)
 /* Whether the message of the first receive has come. */
 static bool has_arrival(const Calls *calls)
 {
-    Handle *head = (Handle *)first_of(calls->deferred);
-    bool has = head != NULL && Py_TYPE(head) == deferred_type && head->run != NULL && ring_has_come((Ring *)head->run);
+    PyObject *head = first_of(calls->deferred), *run = is_deferred(head) ? ((Handle *)head)->run : NULL;
+    bool has = run != NULL
+               && (Py_TYPE(run) == ring_type ? ring_has_come((Ring *)run) : inbox_has_come((Inbox *)run));
     Py_XDECREF(head);
     return has;
 }
@@ -388,6 +426,52 @@ static PyObject *handle_wait(Handle *self, PyObject *const *args, Py_ssize_t num
     }
     memcpy(waits + 1, args, size * sizeof *args);
     return PyObject_Vectorcall(wait_in_python, waits, num_args + 1, kwnames);
+}
+
+/* Whether a call is done; a receive that is deferred takes its message, if that has come, and an announced send ends when
+   it is taken. Returns -1 with an error set. */
+static int poll(Handle *self)
+{
+    if (!self->is_done && self->run != NULL && Py_TYPE(self) == announced_type
+        && ring_is_taken((Ring *)self->run, self->word)) {
+        Calls *calls = (Calls *)Py_NewRef(self->calls);
+        int status = finish_announced(calls, self);
+        Py_DECREF(calls);
+        return status < 0 ? -1 : self->is_done;
+    }
+    if (!self->is_done && self->run != NULL && is_deferred((PyObject *)self) && has_arrival(self->calls)) {
+        Calls *calls = (Calls *)Py_NewRef(self->calls);
+        int status = take_first(calls);
+        Py_DECREF(calls);
+        if (status < 0)
+            return -1;
+    }
+    return self->is_done;
+}
+
+static PyObject *poll_any(PyObject *module, PyObject *works)
+{
+    if (!PyList_CheckExact(works)) {
+        PyErr_SetString(PyExc_TypeError, "poll_any: works must be a list");
+        return NULL;
+    }
+    int64_t until = now_ns() + YIELD_NS;
+    for (int spins = SPINS; spins > 0 || now_ns() < until; spins--) {
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(works); i++) {
+            PyObject *work = PyList_GET_ITEM(works, i);
+            int done = PyObject_TypeCheck(work, handle_type) ? poll((Handle *)work) : 0;
+            if (done != 0)
+                return done < 0 ? NULL : PyLong_FromSsize_t(i);
+        }
+        if (spins > 0) {
+            pause_briefly();
+            continue;
+        }
+        Py_BEGIN_ALLOW_THREADS
+        sched_yield();
+        Py_END_ALLOW_THREADS
+    }
+    return PyLong_FromLong(-1);
 }
 
 /* ---- what Python sees of it */
@@ -472,18 +556,20 @@ static void handle_dealloc(Handle *self)
 
 static PyObject *handles(PyObject *module, PyObject *args)
 {
-    PyTypeObject *planned, *deferred, *announced, *done;
+    PyTypeObject *planned, *deferred, *objects, *announced, *done;
     PyObject *wait;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!Onnn", &PyType_Type, &planned, &PyType_Type, &deferred, &PyType_Type, &announced,
-                          &PyType_Type, &done, &wait, &most_deferred, &most_deferred_bytes, &long_bytes))
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!Onn", &PyType_Type, &planned, &PyType_Type, &deferred, &PyType_Type, &objects,
+                          &PyType_Type, &announced, &PyType_Type, &done, &wait, &most_deferred, &long_bytes))
         return NULL;
     if (!PyType_IsSubtype(planned, handle_type) || !PyType_IsSubtype(deferred, handle_type)
-        || !PyType_IsSubtype(announced, handle_type) || !PyType_IsSubtype(done, handle_type)) {
+        || !PyType_IsSubtype(objects, handle_type) || !PyType_IsSubtype(announced, handle_type)
+        || !PyType_IsSubtype(done, handle_type)) {
         PyErr_SetString(PyExc_TypeError, "handles: the classes must be derived from Handle");
         return NULL;
     }
     Py_XSETREF(planned_type, (PyTypeObject *)Py_NewRef(planned));
     Py_XSETREF(deferred_type, (PyTypeObject *)Py_NewRef(deferred));
+    Py_XSETREF(objects_type, (PyTypeObject *)Py_NewRef(objects));
     Py_XSETREF(announced_type, (PyTypeObject *)Py_NewRef(announced));
     Py_XSETREF(done_type, (PyTypeObject *)Py_NewRef(done));
     Py_XSETREF(wait_in_python, Py_NewRef(wait));
@@ -491,9 +577,11 @@ static PyObject *handles(PyObject *module, PyObject *args)
 }
 
 PyMethodDef work_functions[] = {
+    {"poll_any", poll_any, METH_O, "poll_any(works): wait for a moment for one of several works, None is passed over; return "
+                                   "its index, or -1. Receives that are deferred take their messages."},
     {"handles", handles, METH_VARARGS,
-     "handles(planned, deferred, announced, done, wait, most_deferred, most_deferred_bytes, long_bytes): the classes of the works "
-     "that are made here, `Work.wait`, how much may be deferred, and from how much on `watch` is to know."},
+     "handles(planned, deferred, objects, announced, done, wait, most_deferred, long_bytes): the classes of the works that "
+     "are made here, `Work.wait`, how many receives may be deferred, and from how many bytes on `watch` is to know."},
     {NULL, NULL, 0, NULL},
 };
 

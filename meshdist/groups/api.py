@@ -59,12 +59,12 @@ def new_group(
         ranks: Global ranks; all if None.
         timeout: How long a call may wait: seconds or a timedelta. The world's if None.
         backend: The world's if None.
-        pg_options: `ProcessGroupNCCL.Options` for backend nccl. Passed to a backend that was registered with
+        pg_options: `ProcessGroupNCCL.Options` for the nccl backend. Passed to a backend that was registered with
             `extended_api=True`; other backends have no options.
         use_local_synchronization: Ignored: nothing is synchronized, among members or all ranks.
         group_desc: The group's name in errors and logs; may differ between ranks.
-        device_id: The GPU of the group's arrays: "cuda:1", its index, or a device object. With backend nccl the ranks
-            connect at once, and not at the first call. Ignored by CPU backends.
+        device_id: The GPU of the group's arrays: "cuda:1", its index, or a device object. With the nccl backend the
+            ranks connect at once, and not at the first call. Ignored by CPU backends.
         sort_ranks: Number the members by global rank; False keeps the order of `ranks`.
 
     Returns:

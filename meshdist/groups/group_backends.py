@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshdist.arrays.device_types import common_device_type
@@ -13,6 +14,10 @@ from meshdist.backends.device_backends import by_device, carrier_of, pairs_of
 from meshdist.backends.registry import entry_of
 from meshdist.errors import DistBackendError, DistError
 from meshdist.runtime.device_calls import DeviceCalls
+from meshdist.runtime.rank_text import numbers_differ
+from meshdist.system.plurals import counted
+
+_MOST_NAMED = 8
 
 
 class GroupBackends:
@@ -56,6 +61,20 @@ class GroupBackends:
         """
         self._preconditions.append(precondition)
         self._found.clear()
+
+    def left_over(self, ranks: Sequence[int]) -> str:
+        """Return which messages have arrived and were not received, in words; `ranks` are those of the group."""
+        found = (message for backend in list(self._made.values()) for message in backend.left_over())
+        by_kind = Counter((source, tag) for source, tag in found if tag >= 0)  # others are of collectives
+        if not by_kind:
+            return ""
+        num, kind = by_kind.total(), "global rank" if numbers_differ(ranks) else "rank"
+        which = [
+            f"{count} from {kind} {ranks[source]} with tag {tag}" for (source, tag), count in sorted(by_kind.items())
+        ]
+        named = ", ".join(which[:_MOST_NAMED]) + (", ..." if len(which) > _MOST_NAMED else "")
+        were = "was" if num == 1 else "were"
+        return f"{counted(num, 'message')} that had arrived {were} never received: {named}"
 
     def begin_close(self) -> None:
         for backend in list(self._made.values()):

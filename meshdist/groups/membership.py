@@ -1,22 +1,50 @@
-"""The ranks of a group, by their place in the group and in the world, and the names of groups."""
+"""The ranks of a group, by their place in the group and in the world, the names of groups, and what they need of it."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from operator import index
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from meshdist import core
-from meshdist.errors import DistBackendError
+from meshdist.errors import DistBackendError, DistError
+from meshdist.runtime.departure import Departure
+from meshdist.runtime.flight_recorder import FlightRecorder
+from meshdist.runtime.log import RankLog
+from meshdist.runtime.progress import Progress
 from meshdist.runtime.rank_text import numbers_differ
+
+if TYPE_CHECKING:
+    from meshdist.backends.base import Backend
 
 _T = TypeVar("_T")
 
 # The functions in which the source may be left out.
-_FROM_ANY = ("recv", "irecv", "sendrecv", "probe", "iprobe", "recv_object_list")
+_FROM_ANY = ("recv", "irecv", "sendrecv", "probe", "iprobe", "recv_object_list", "irecv_object_list")
+
+
+class GroupHome(Protocol):
+    """What a group needs of its world."""
+
+    rank: int
+    progress: Progress
+    recorder: FlightRecorder
+    log: RankLog
+
+    def make_backend(self, group: Any, backend: str) -> Backend: ...
+    def hosts(self, ranks: Sequence[int]) -> list[str]: ...
+
+    def announce_departure(self, group: Any, departure: Departure) -> None:
+        """Leave a record for ranks that wait for this one in the first call of `group`."""
+
+    def note_fault(self, cause: DistError) -> None:
+        """Write down the state of this rank after a failed call, if that is enabled."""
+
+    def end_block(self, group: Any, error: BaseException | None) -> None:
+        """Destroy `group` at the end of its `with` block, which ended with `error`."""
 
 
 @core.compare_by_identity

@@ -6,21 +6,68 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from meshdist import core
 from meshdist.arrays.device_types import device_type_of
-from meshdist.arrays.host import Array, as_array, check_dtype, check_writable, pack
+from meshdist.arrays.host import Array, as_array, check_dtype, check_writable, label_of, pack
 from meshdist.arrays.interchange import hint_of_input, hint_of_output
+from meshdist.collectives.definition import known_to_core
 from meshdist.errors import DistError
 from meshdist.groups.tags_and_probes import MessageGroup, Probes
 from meshdist.groups.unposted_messages import PersistentRequest
 from meshdist.runtime.device_calls import DeviceCalls
+from meshdist.runtime.plan_cache import remember
+from meshdist.runtime.waiting import Waitable
 from meshdist.runtime.work import Work
 
+_Message: TypeAlias = "tuple[Any, Any, int]"  # an array, the rank it comes from or goes to, and the tag
 # How long a message of a broken group may take to fail.
 _FAILING_S = 1.0
+# As many messages as an exchange in the core may send.
+_MOST_SENDS = 8
+_NO_BATCH = nullcontext()
+
+
+class Terms:
+    """What the ranks of an exchange must agree on, besides dtypes; one for each kind of arrays and neighbours.
+
+    Attributes:
+        words: All of it, for errors.
+        label: That of the messages; an empty string where nothing is compared.
+        periodic: The argument of the user's call.
+        other_label: The label for the other value of `periodic`.
+    """
+
+    __slots__ = ("label", "other_label", "periodic", "words")
+
+    def __init__(self, words: str, label: str = "", periodic: bool = False, other_label: str = "") -> None:
+        self.words = words
+        self.label = label
+        self.periodic = periodic
+        self.other_label = other_label
+
+    def difference(self, sent: str) -> str:
+        """Return, in words, what is different where a message was sent with the label `sent`."""
+        if not sent or not self.label:
+            return ""
+        if sent == self.other_label:
+            return f": periodic={not self.periodic} there, and periodic={self.periodic} here"
+        return ": the array has another shape, or an argument has another value"
+
+
+_NO_TERMS = Terms("")
+
+
+def terms_of(array: Any, values: tuple[Any, ...], periodic: bool, words: str) -> Terms:
+    """Return the terms of an exchange of arrays like this one: its shape, `values` and `periodic`; on the CPU alone."""
+    if type(array) is not np.ndarray:
+        return Terms(words)
+    label, other_label = (label_of(array.shape, (*values, flag)) for flag in (periodic, not periodic))
+    return Terms(words, label, periodic, other_label)
 
 
 class Exchanges(Probes):
@@ -28,19 +75,24 @@ class Exchanges(Probes):
 
     def __init__(self, group: MessageGroup) -> None:
         super().__init__(group)
-        # By the user's function: requests whose arguments have been checked, by peer, tag, dtype and shape.
+        # What `exchange` and `sendrecv` call: the core begins again what it knows, unless the group has observers.
+        self._begin_send = known_to_core(self._observed_isend)
+        self._begin_receive = known_to_core(self._observed_irecv)
+        # By the user's function: requests whose arguments have been checked, by peer, tag, dtype, shape and label.
         self._isends: defaultdict[str, dict[Any, PersistentRequest]] = defaultdict(dict)
         self._ireceives: defaultdict[str, dict[Any, PersistentRequest]] = defaultdict(dict)
+        # What carries exchanges out in the core, by terms and tag; emptied when the group ends.
+        self._exchanges: dict[tuple[Terms, int], core.Exchange] = {}
         # The DeviceCalls that hold back messages until the end of a block; None outside of a block.
         self._batches: list[DeviceCalls] | None = None
 
     @abstractmethod
-    def isend(self, tensor: Any, dst: int, tag: int, of: str = "isend") -> Work: ...
+    def isend(self, tensor: Any, dst: int, tag: int, of: str = "isend", label: str = "") -> Work: ...
     @abstractmethod
-    def irecv(self, tensor: Any, src: int | None, tag: int, of: str = "irecv") -> Work: ...
+    def irecv(self, tensor: Any, src: int | None, tag: int, of: str = "irecv", label: str = "") -> Work: ...
 
     def sendrecv(self, send: Any, recv: Any, dst: int, src: int | None, tags: tuple[int, int]) -> int:
-        """Send a message and receive one; return the sender. Observers see an isend and an irecv."""
+        """Send a message and receive one; return the sender."""
         of = "sendrecv"
         error_prefix = self._group.error_prefix(of)
         # Arrays of kinds that were sent and received before are plain, and recv can be written.
@@ -50,42 +102,115 @@ class Exchanges(Probes):
             and not np.may_share_memory(send, recv)
         )
         on_cpu = is_known or self._check_exchange(error_prefix, send, recv, tags)
-        works: list[Work] = []
-        try:
-            with nullcontext() if on_cpu else self.batched(of):
-                # The receive comes first, so that a message to this rank itself finds it.
-                works.append(self.irecv(recv, src, tags[1], of))
-                works.append(self.isend(send, dst, tags[0], of))
-            taken, given = works
-            given.wait()
-            taken.wait()
-        except DistError as error:
-            raise _first_error(works, error) from None
+        if is_known and src is not None:
+            exchange = self._by_core(of, [(recv, src, tags[1])], [(send, dst, tags[0])], _NO_TERMS)
+            run = partial(self._sendrecv, dst, src, tags) if exchange is None else exchange
+            self.note_exchange(run, error_prefix, send, recv)
+        return self._sendrecv(dst, src, tags, send, recv, _NO_BATCH if on_cpu else self.batched(of))
+
+    def _sendrecv(
+        self, dst: int, src: int | None, tags: tuple[int, int], send: Any, recv: Any, batch: Any = _NO_BATCH
+    ) -> int:
+        taken, _ = self._exchange("sendrecv", [(recv, src, tags[1])], [(send, dst, tags[0])], _NO_TERMS, batch)
         return self._group.ranks.index(taken.source_rank()) if src is None else src
 
     def exchange(
-        self, of: str, receives: Sequence[tuple[Any, int]], sends: Sequence[tuple[Any, int]], tag: int, agree: str
+        self, of: str, receives: Sequence[tuple[Any, int]], sends: Sequence[tuple[Any, int]], tag: int, terms: Terms
     ) -> None:
         """Receive and send arrays, each from or to a rank, and wait for all; the user called the function `of`.
 
-        Where a message does not fit, the error ends with `agree`: what of the arrays all ranks must agree on.
+        Both sides of a message must have equal terms.
         """
-        arrays = [array for array, _ in (*receives, *sends)]
-        on_cpu = all(type(array) is np.ndarray or device_type_of(array) == "cpu" for array in arrays)
+        known = self.known_exchange(of, receives, sends, tag, terms)
+        if known is not None:
+            known(tuple([array for array, _ in sends]), tuple([array for array, _ in receives]))
+            return
+        on_cpu = terms.label != "" or all(device_type_of(array) == "cpu" for array, _ in (*receives, *sends))
+        batch = _NO_BATCH if on_cpu else self.batched(of)
+        takes, gives = ([(array, peer, tag) for array, peer in messages] for messages in (receives, sends))
+        self._exchange(of, takes, gives, terms, batch)
+
+    def exchange_of(self, terms: Terms, tag: int) -> core.Exchange | None:
+        """Return what carried out the last exchange with these terms in the core, if it can, and nobody observes."""
+        return self._exchanges.get((terms, tag)) if self._group.calls.is_open else None
+
+    def known_exchange(
+        self, of: str, receives: Sequence[tuple[Any, int]], sends: Sequence[tuple[Any, int]], tag: int, terms: Terms
+    ) -> core.Exchange | None:
+        """Return what carries such an exchange out in the core, if it can; it is called with the arrays."""
+        known = self.exchange_of(terms, tag)
+        if known is None and terms.label and self._group.calls.is_open:
+            takes, gives = ([(array, peer, tag) for array, peer in messages] for messages in (receives, sends))
+            known = self._by_core(of, takes, gives, terms)
+            if known is not None:
+                remember(self._exchanges, (terms, tag), known)
+        return known
+
+    def _exchange(
+        self, of: str, receives: Sequence[_Message], sends: Sequence[_Message], terms: Terms, batch: Any = _NO_BATCH
+    ) -> list[Work]:
+        """Begin messages of arrays, each with a peer and a tag, and wait for all; return their works."""
         works: list[Work] = []
         try:
-            with nullcontext() if on_cpu else self.batched(of):
-                for array, src in receives:
-                    works.append(self.irecv(array, src, tag, of))
-                for array, dst in sends:
-                    works.append(self.isend(array, dst, tag, of))
-            for work in works:
+            with batch:
+                # The receives come first, so that a message to this rank itself finds them.
+                for array, src, tag in receives:
+                    works.append(self._begin_receive(array, src, tag, of, terms.label))
+                for array, dst, tag in sends:
+                    works.append(self._begin_send(array, dst, tag, of, terms.label))
+            for work in reversed(works):
                 work.wait()
         except DistError as error:
             first = _first_error(works, error)
-            if first.is_misfit:
-                first.add(f"; {agree}")
+            if first.is_misfit and terms.words:
+                first.add(f"{terms.difference(first.sent_label)}; {terms.words}")
             raise first from None
+        return works
+
+    def _by_core(
+        self, of: str, receives: Sequence[_Message], sends: Sequence[_Message], terms: Terms
+    ) -> core.Exchange | None:
+        if core.module is None:
+            return None
+        takes = [known_request(self._ireceives[of], *message, terms.label) for message in receives]
+        gives = [known_request(self._isends[of], *message, terms.label) for message in sends]
+        legs = [
+            (request.fast_path, request.facts)
+            for request in (*gives, *takes)
+            if request is not None and isinstance(request.fast_path, core.Ring)
+        ]
+        if len(legs) < len(takes) + len(gives) or len(gives) > _MOST_SENDS:
+            return None
+        places = [message[1:] for message in receives], [message[1:] for message in sends]
+
+        def rest(sent: int, received: int, given: Any, taken: Any) -> None:
+            arrays = [(value if type(value) is tuple else (value,)) for value in (taken, given)]
+            takes, gives = (
+                [(array, *place) for array, place in zip(values, where, strict=False)]  # an end may have no neighbour
+                for values, where in zip(arrays, places, strict=True)
+            )
+            self._exchange(of, takes[received:], gives[sent:], terms)
+
+        prefix, given, taken = self._group.error_prefix(of), tuple(legs[: len(gives)]), tuple(legs[len(gives) :])
+
+        def follow(leg: int, number: int, array: Array) -> None:
+            self._follow(legs[leg][0].follow(array, number), prefix)
+
+        return core.Exchange(self._group.calls, prefix, given, taken, rest, follow)
+
+    def _follow(self, request: Waitable, error_prefix: str) -> None:
+        """Wait until a message is taken that the core has announced."""
+        backend = self._group.usable_backend(error_prefix)
+        try:
+            backend.wait(request, error_prefix)
+        except BaseException as error:
+            raise self._group.fail(error, error_prefix) from None
+
+    def note_exchange(self, run: Callable[[Any, Any], Any], error_prefix: str, send: Any, recv: Any) -> None:
+        """Let the core call `run(send, recv)` when the user calls again what is in progress, with such arrays."""
+        note = self._group.calls.note
+        if note is not None:
+            note(run, None, error_prefix, send, recv, True)
 
     @contextmanager
     def batched(self, of: str) -> Iterator[None]:
@@ -102,6 +227,13 @@ class Exchanges(Probes):
             self._batches = None
         for calls in batches:
             calls.end_batch(self._group, self._group.error_prefix(of))
+
+    # `isend` and `irecv`, which observers replace.
+    def _observed_isend(self, tensor: Any, dst: int, tag: int, of: str, label: str = "") -> Work:
+        return self.isend(tensor, dst, tag, of, label)
+
+    def _observed_irecv(self, tensor: Any, src: int | None, tag: int, of: str, label: str = "") -> Work:
+        return self.irecv(tensor, src, tag, of, label)
 
     def _in_batch(self, calls: DeviceCalls) -> DeviceCalls:
         if self._batches is not None and calls not in self._batches:
@@ -135,11 +267,11 @@ class Exchanges(Probes):
 
 
 def known_request(
-    requests: dict[Any, PersistentRequest], tensor: Any, peer: int | None, tag: Any
+    requests: dict[Any, PersistentRequest], tensor: Any, peer: int | None, tag: Any, label: str = ""
 ) -> PersistentRequest | None:
     """Return the request of messages like this one, if their arguments were checked before."""
     if type(tensor) is np.ndarray and type(tag) is int and tensor.flags.carray:
-        return requests.get((peer, tag, tensor.dtype, tensor.shape))
+        return requests.get((peer, tag, tensor.dtype, tensor.shape, label))
     return None
 
 

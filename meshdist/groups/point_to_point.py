@@ -10,20 +10,26 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from meshdist import core
-from meshdist.arrays.host import Array, pack
-from meshdist.errors import DistError, DistTimeoutError
+from meshdist.arrays.host import Array, labelled_dtype, pack
+from meshdist.backends.base import Backend
+from meshdist.errors import DistBackendError, DistError, DistTimeoutError
 from meshdist.groups.message_exchanges import Exchanges, known_request
 from meshdist.groups.tags_and_probes import MessageGroup
 from meshdist.groups.unposted_messages import (
     AnnouncedSends,
     AnnouncedWork,
+    Deferred,
+    DeferredObjects,
     DeferredReceives,
     DeferredWork,
+    Facts,
     PersistentRequest,
 )
+from meshdist.groups.watched_messages import WatchedMessages
 from meshdist.runtime.device_calls import DeviceCalls, Parcel
-from meshdist.runtime.flight_recorder import COMPLETED, Record, clock, users
-from meshdist.runtime.hooks import EXCHANGE_CALLS, MESSAGE_CALLS, CallInfo, CallObserver, notify_around
+from meshdist.runtime.flight_recorder import COMPLETED, FACTS, Record, clock, users
+from meshdist.runtime.hooks import EXCHANGE_CALLS, MESSAGE_CALLS, CallObserver
+from meshdist.runtime.object_messages import ObjectMessage, ObjectsWork
 from meshdist.runtime.plan_cache import remember
 from meshdist.runtime.progress import Job, JobQueue, Progress
 from meshdist.runtime.waiting import Incoming, Waitable, Wrapped
@@ -33,6 +39,7 @@ from meshdist.runtime.work import ReceiptWork, Work, done_work
 _LAST_MESSAGES_S = 5.0
 # Up to here an `irecv` takes a message that has come already.
 _LONG_BYTES = 2 << 20
+_RECEIVE_OBJECTS = "irecv_object_list(src=info.source, tag=info.tag)"
 
 
 class PointToPoint(Exchanges):
@@ -63,13 +70,13 @@ class PointToPoint(Exchanges):
         return unposted + sum(len(queue.jobs) for queue in list(self._queues.values()))
 
     def watch(self, *observers: CallObserver) -> None:
-        for name in EXCHANGE_CALLS:
-            self.__dict__.pop(name, None)  # set by a recorder
-        for name in MESSAGE_CALLS:
-            # An instance attribute hides the method of the class: messages without observers pay nothing.
-            self.__dict__.pop(name, None)
-            if observers:
-                setattr(self, name, _watched(observers, self._group, name, getattr(self, name)))
+        watched = WatchedMessages(observers, self._group)
+        for names, watch in ((EXCHANGE_CALLS, watched.exchange), (MESSAGE_CALLS, watched.message)):
+            for name in names:
+                # An instance attribute hides the method of the class: messages without observers pay nothing.
+                self.__dict__.pop(name, None)
+                if observers:
+                    setattr(self, name, watch(name, getattr(self, name)))
 
     def unobserved(self, name: str) -> Callable[..., Any]:
         """Return the function `name` without hooks, for a part of a call that the hooks have seen already."""
@@ -86,26 +93,29 @@ class PointToPoint(Exchanges):
         return peer
 
     def send(self, tensor: Any, dst: int, tag: int, of: str = "send", *, is_size_exchange: bool = False) -> None:
-        """Send a message to rank `dst` and wait until `tensor` may be changed.
+        """Send a message, an array or an ObjectMessage, to rank `dst` and wait until `tensor` may be changed.
 
-        The user called the function `of`; with `is_size_exchange`, which observers see, another message follows, and
-        the array is of `OBJECT_SIZES`.
+        The user called the function `of`; with `is_size_exchange`, which observers see, another message follows.
         """
         requests = self._sends
         request = known_request(requests, tensor, dst, tag) if of == "send" else None
         if request is not None and request.fast_path is not None and self._try_fast_path(request, tensor):
             return
+        kind = self.known.objects_like(of, tensor, dst, tag)
+        if kind is not None and self._try_fast_path(kind, tensor.array):
+            return
         group = self._group
         error_prefix = group.error_prefix(of)
-        backend = group.usable_backend(error_prefix, tensor)
+        backend = self._backend_for(error_prefix, tensor)
         if backend.device_calls is not None:
             backend.device_calls.send(self._parcel(backend.device_calls, error_prefix, of, tensor, dst, tag))
             return
-        array = tensor if request is not None or is_size_exchange else pack(self._array(error_prefix, tensor, tag))
+        array = tensor if request is not None else pack(self._given(error_prefix, tensor, tag))
         if dst == self._rank and not self._own(backend).awaits(tag):
+            isend, irecv = _async_calls(tensor)
             raise ValueError(
                 f"{error_prefix}: dst is this rank, {dst}, which has posted no receive with tag {tag}, so the call"
-                " would wait for itself; post one with irecv first, or call isend, which buffers the message"
+                f" would wait for itself; post one with {irecv} first, or call {isend}, which buffers the message"
             )
         record = self.begin_record(of, array, dst, tag, sends=True)
         try:
@@ -117,6 +127,8 @@ class PointToPoint(Exchanges):
             self._note(request, tensor)
         elif array is tensor and of == "send" and dst != self._rank:
             self._keep_request(requests, of, tensor, dst, tag, backend.fast_send, sends=True)
+        elif type(tensor) is ObjectMessage:
+            self.known.sent_objects(record[FACTS], backend.fast_send, tensor, self.send)
 
     def recv(self, tensor: Any, src: int | None, tag: int, of: str = "recv", *, is_size_exchange: bool = False) -> int:
         """Receive a message from rank `src`, or from any rank if it is None; return the sender. See `send`."""
@@ -127,19 +139,23 @@ class PointToPoint(Exchanges):
         if request is not None and request.fast_path is not None and self._try_fast_path(request, tensor):
             assert src is not None
             return src
+        kind = self.known.objects_like(of, tensor, src, tag)
+        if kind is not None and self._try_fast_path(kind, room := kind.room()):
+            tensor.take(room)
+            assert src is not None
+            return src
         group = self._group
         error_prefix = group.error_prefix(of)
-        backend = group.usable_backend(error_prefix, tensor)
+        backend = self._backend_for(error_prefix, tensor)
         if backend.device_calls is not None:
             return backend.device_calls.recv(self._parcel(backend.device_calls, error_prefix, of, tensor, src, tag))
-        array = packed = tensor
-        if request is None and not is_size_exchange:
-            array, packed = self._output(error_prefix, tensor, tag)
+        array, packed = (tensor, tensor) if request is not None else self._taken(error_prefix, tensor, tag)
         src = self._only_source(src)
         if src == self._rank and not self._own(backend).probe(tag).ready():
+            isend, irecv = _async_calls(tensor)
             raise ValueError(
                 f"{error_prefix}: src is this rank, {src}, which has sent itself no message with tag {tag}, so the call"
-                " would wait for itself; call isend before it, or irecv"
+                f" would wait for itself; call {isend} before it, or {irecv}"
             )
         record = self.begin_record(of, packed, src, tag, sends=False)
         try:
@@ -148,74 +164,100 @@ class PointToPoint(Exchanges):
         except BaseException as error:
             raise group.fail(error, error_prefix, record) from None
         record[COMPLETED] = clock()
-        if packed is not array:
+        if type(tensor) is ObjectMessage:
+            self._take_objects(tensor, incoming, record, backend)
+            self.known.note_receive(record[FACTS], tensor.given)
+        elif packed is not array:
             array[...] = packed
+        elif src is None and packed is tensor and of == "recv":
+            self.known.received(record[FACTS], backend, tensor, incoming.source)
+            self.known.note_receive(record[FACTS], tensor)
         elif request is None and packed is tensor and src is not None and src != self._rank and of == "recv":
             self._keep_request(requests, of, tensor, src, tag, backend.fast_recv, sends=False)
         return incoming.source
 
-    def isend(self, tensor: Any, dst: int, tag: int, of: str = "isend") -> Work:
-        """Begin to send a message, for the user's function `of`."""
+    def isend(self, tensor: Any, dst: int, tag: int, of: str = "isend", label: str = "") -> Work:
+        """Begin to send a message, an array or an ObjectMessage, for the user's function `of`.
+
+        With a label, it does not fit receives with another one.
+        """
         group, requests = self._group, self._isends[of]
-        request = known_request(requests, tensor, dst, tag)
+        request = known_request(requests, tensor, dst, tag, label)
         if request is not None and request.fast_path is not None and self._try_fast_path(request, tensor):
             return done_work(group.error_prefix(of), None)
         error_prefix = group.error_prefix(of)
-        backend = group.usable_backend(error_prefix, tensor)
+        kind = self.known.objects_like(of, tensor, dst, tag)
+        if kind is not None and self._try_fast_path(kind, tensor.array):
+            return done_work(error_prefix, None)
+        backend = self._backend_for(error_prefix, tensor)
         calls = backend.device_calls
         if calls is not None:
             return self._in_batch(calls).isend(self._parcel(calls, error_prefix, of, tensor, dst, tag))
         array = packed = tensor
         if request is None:
-            array = self._array(error_prefix, tensor, tag)
+            array = self._given(error_prefix, tensor, tag)
             packed = pack(array)
         work = Work(error_prefix, None)
         record = self.begin_record(of, array, dst, tag, sends=True)
-        post = partial(self._post_send, backend, packed, dst, tag)
+        post = partial(self._post_send, backend, packed, dst, tag, label)
         self._begin(work, error_prefix, ("to", dst), post, None, record)
         if request is not None:
             self._note(request, tensor)
         elif array is tensor and dst != self._rank:
-            self._keep_request(requests, of, tensor, dst, tag, backend.fast_isend, sends=True)
+            self._keep_request(requests, of, tensor, dst, tag, backend.fast_isend, sends=True, label=label)
+        elif type(tensor) is ObjectMessage:
+            self.known.sent_objects(record[FACTS], backend.fast_isend, tensor, self.isend)
         return work
 
-    def irecv(self, tensor: Any, src: int | None, tag: int, of: str = "irecv") -> Work:
-        """Begin to receive a message, for the user's function `of`."""
+    def irecv(self, tensor: Any, src: int | None, tag: int, of: str = "irecv", label: str = "") -> Work:
+        """Begin to receive a message, for the user's function `of`; see `isend`."""
         group, requests = self._group, self._ireceives[of]
-        request = known_request(requests, tensor, src, tag)
+        request = known_request(requests, tensor, src, tag, label)
         if request is not None and request.fast_path is not None and self.deferral.takes(request, tensor):
             return self._defer(request, tensor)
-        self.deferral.post_all()
         error_prefix = group.error_prefix(of)
-        backend = group.usable_backend(error_prefix, tensor)
+        kind = self.known.objects_like(of, tensor, src, tag)
+        if kind is not None and self.deferral.takes(kind, room := kind.room()):
+            record = self.begin_record(of, tensor.array, src, tag, sends=False)
+            return self.deferral.add(DeferredObjects(error_prefix, tensor, room, kind, record))
+        self.deferral.post_all()
+        backend = self._backend_for(error_prefix, tensor)
         calls = backend.device_calls
         if calls is not None:
             return self._in_batch(calls).irecv(self._parcel(calls, error_prefix, of, tensor, src, tag))
-        array = packed = tensor
-        if request is None:
-            array, packed = self._output(error_prefix, tensor, tag)
+        array, packed = (tensor, tensor) if request is not None else self._taken(error_prefix, tensor, tag)
         src = self._only_source(src)
-        work = ReceiptWork(error_prefix, tensor)
+        work = (ObjectsWork if type(tensor) is ObjectMessage else ReceiptWork)(error_prefix, tensor)
+        record = self.begin_record(of, packed, src, tag, sends=False)
+        facts: Facts = record[FACTS]
 
         def arrive(incoming: Incoming) -> None:
             work.source = group.ranks[incoming.source]
-            if packed is not array:
+            if type(tensor) is ObjectMessage:
+                self._take_objects(tensor, incoming, record, backend)
+            elif packed is not array:
                 array[...] = packed
+            elif src is None and not label:
+                self.known.received(record[FACTS], backend, tensor, incoming.source)
 
-        record = self.begin_record(of, packed, src, tag, sends=False)
-        post = partial(self._post_recv, backend, packed, src, tag)
+        post = partial(self._post_recv, backend, packed, src, tag, label)
         is_long = packed.nbytes > _LONG_BYTES
         self._begin(work, error_prefix, ("from", src, tag), post, arrive, record, is_long=is_long)
         # There is no fast path until the first message has come.
         is_new = request is None or request.fast_path is None
         if is_new and packed is tensor and src is not None and src != self._rank:
-            self._keep_request(requests, of, tensor, src, tag, backend.fast_recv, sends=False)
+            self._keep_request(requests, of, tensor, src, tag, backend.fast_recv, sends=False, label=label)
+        elif type(tensor) is ObjectMessage:
+            self.known.note_receive(facts, None, PersistentRequest(facts, None, -1))
+        elif packed is tensor and src is None and not label:
+            self.known.note_receive(facts, tensor, PersistentRequest(facts, None, -1))
         return work
 
     def forget_requests(self) -> None:
         """Make the next message of each kind check the group and choose its backend again."""
         self._sends, self._receives = {}, {}
-        self._isends, self._ireceives = defaultdict(dict), defaultdict(dict)
+        self._isends, self._ireceives, self._exchanges = defaultdict(dict), defaultdict(dict), {}
+        self.known.forget()
         self.post_deferred()
 
     def disown(self, error: DistError) -> None:
@@ -229,12 +271,19 @@ class PointToPoint(Exchanges):
 
     def drain(self) -> None:
         """Wait for the messages in progress; receives that get no message in time fail."""
+        self.deferral.is_closed = True
         self.post_deferred()
         works = self._progress.works(list(self._queues.values()))
         try:
             for work in works:
-                # Sends have the group's timeout; a receive may have no matching send.
-                work.await_done(_LAST_MESSAGES_S if isinstance(work, ReceiptWork) else None, "draining a group")
+                # A receive may have no matching send. Sends have the group's timeout; ranks that wait for each other to
+                # receive find that out, as in any wait.
+                if isinstance(work, ReceiptWork):
+                    work.await_done(_LAST_MESSAGES_S, "draining a group")
+                elif (queue := work.queue) is None:
+                    work.await_done(None, "draining a group")
+                else:
+                    queue.await_done(work, "draining a group")
         except DistTimeoutError:
             self._closing = True
             for work in works:
@@ -244,7 +293,7 @@ class PointToPoint(Exchanges):
         """Raise if the messages in progress must fail: the group is broken, or closed."""
         self._group.check_usable(error_prefix)
         if self._closing:
-            raise DistError("the group is destroyed, and the message has not come", error_prefix=error_prefix)
+            raise DistError("the group was destroyed before the message arrived", error_prefix=error_prefix)
 
     def _defer(self, request: PersistentRequest, tensor: Array) -> Work:
         calls, facts = self._group.calls, request.facts
@@ -253,30 +302,37 @@ class PointToPoint(Exchanges):
         self._note(request, tensor)
         return self.deferral.add(DeferredWork(self._group.error_prefix(facts[0]), tensor, request, record))
 
-    def _take_deferred(self, work: DeferredWork) -> bool:
+    def _take_deferred(self, work: Deferred) -> bool:
         try:
-            if not work.request.fast_path(work.tensor):  # type: ignore[misc]
+            if not work.take():
                 return False
         except BaseException as error:
             work.complete(self._group.fail(error, self._group.error_prefix(work.request.facts[0]), work.record))
             raise
         work.source = work.request.source
+        work.record[FACTS] = work.request.facts  # with the number of objects that have come
         work.record[COMPLETED] = clock()
         return True
 
-    def _post_deferred(self, work: DeferredWork) -> None:
+    def _post_deferred(self, work: Deferred) -> None:
         of, _, _, _, _, src, tag, _, _ = work.request.facts
         group, error_prefix = self._group, self._group.error_prefix(of)
         try:
-            backend = group.usable_backend(error_prefix, work.tensor)
+            backend = group.usable_backend(error_prefix, work.awaited)
         except (DistError, ValueError) as error:
             work.complete(error)
             return
 
+        array = work.awaited
+
         def arrive(incoming: Incoming) -> None:
             work.source = group.ranks[incoming.source]
+            if isinstance(work, DeferredObjects):
+                self._take_objects(work.message, incoming, work.record, backend)
+            elif src is None:
+                self.known.received(work.record[FACTS], backend, array, incoming.source)
 
-        post = partial(self._post_recv, backend, work.tensor, src, tag)
+        post = partial(self._post_recv, backend, array, src, tag, work.request.label)
         self._begin(work, error_prefix, ("from", src, tag), post, arrive, work.record)
 
     def _post_announced(self, work: AnnouncedWork) -> None:
@@ -316,10 +372,10 @@ class PointToPoint(Exchanges):
 
     def _note(self, request: PersistentRequest, tensor: Array) -> None:
         note = self._group.calls.note
-        name = request.facts[0]
-        if note is not None and name in MESSAGE_CALLS and isinstance(request.fast_path, core.Ring):
-            sent, received = (None, tensor) if name in ("recv", "irecv") else (tensor, None)
-            kind = (request,) if name in ("isend", "irecv") else ()
+        if note is not None and isinstance(request.fast_path, core.Ring):
+            name, sends = request.facts[0], request.facts[-1]
+            sent, received = (tensor, None) if sends else (None, tensor)
+            kind = () if name in ("send", "recv") else (request,)
             note(request.fast_path, request.facts, self._group.error_prefix(name), sent, received, False, *kind)
 
     def _keep_request(
@@ -332,14 +388,19 @@ class PointToPoint(Exchanges):
         fast: Any,
         *,
         sends: bool,
+        label: str = "",
     ) -> None:
         # The caller passes the dict that it used: if the group was closed meanwhile, the group has another one.
         if array.dtype.isnative:  # other byte orders are swapped at each call
-            fast_path = fast(peer, tag, array.dtype, array.shape)
-            request = PersistentRequest(
-                self._facts(of, array, peer, tag, sends=sends), fast_path, self._group.ranks[peer]
-            )
-            remember(requests, (peer, tag, array.dtype, array.shape), request)
+            request = self._request(of, array, peer, tag, fast, sends=sends, label=label)
+            remember(requests, (peer, tag, array.dtype, array.shape, label), request)
+
+    def _request(
+        self, of: str, array: Array, peer: int, tag: int, fast: Any, *, sends: bool, label: str = ""
+    ) -> PersistentRequest:
+        fast_path = fast(peer, tag, labelled_dtype(array.dtype, label) if label else array.dtype, array.shape)
+        facts = self._facts(of, array, peer, tag, sends=sends)
+        return PersistentRequest(facts, fast_path, self._group.ranks[peer], label)
 
     def _begin(
         self, work: Work, error_prefix: str, key: Any, post: Any, arrive: Any, record: Record, *, is_long: bool = False
@@ -368,6 +429,32 @@ class PointToPoint(Exchanges):
             self._progress.submit(queue, Job(steps, work, group.timeout_s, error_prefix, group.fail, record))
         except DistError as error:
             raise group.fail(error, error_prefix, record) from None
+
+    def _backend_for(self, error_prefix: str, tensor: Any) -> Backend:
+        array = tensor.array if type(tensor) is ObjectMessage else tensor
+        return self._group.usable_backend(error_prefix, array)
+
+    def _given(self, error_prefix: str, tensor: Any, tag: int) -> Array:
+        if type(tensor) is not ObjectMessage:
+            return self._array(error_prefix, tensor, tag)
+        self._check_tag(error_prefix, tag, _RECEIVE_OBJECTS)
+        return tensor.array
+
+    def _taken(self, error_prefix: str, tensor: Any, tag: int) -> tuple[Array, Array]:
+        if type(tensor) is not ObjectMessage:
+            return self._output(error_prefix, tensor, tag)
+        array = self._given(error_prefix, tensor, tag)
+        return array, array
+
+    def _take_objects(self, message: ObjectMessage, incoming: Incoming, record: Record, backend: Backend) -> None:
+        facts = of, group, label, _, _, *rest = record[FACTS]
+        came = incoming.pickle
+        if came is None:
+            error_prefix = self._group.error_prefix(of)
+            raise DistBackendError("the backend does not receive lists of objects", error_prefix=error_prefix)
+        message.take(came)
+        record[FACTS] = of, group, label, came.dtype, came.shape, *rest
+        self.known.received_objects(facts, backend, incoming.source, came)
 
     def _parcel(
         self, calls: DeviceCalls, error_prefix: str, of: str, tensor: Any, peer: int | None, tag: int
@@ -400,15 +487,5 @@ def _steps(guarded: Waitable, waitable: Waitable, arrive: Any) -> Iterator[Waita
         arrive(waitable)
 
 
-def _watched(
-    observers: tuple[CallObserver, ...], group: MessageGroup, name: str, method: Callable[..., Any]
-) -> Callable[..., Any]:
-    def begin(tensor: Any, peer: int | None, tag: int, of: str = name, *, is_size_exchange: bool = False) -> Any:
-        send, recv = (tensor, None) if "send" in name else (None, tensor)
-        shown = name if name in ("isend", "irecv") else of  # of an exchange, its messages
-        info = CallInfo(group, shown, None, send, recv, peer, is_size_exchange=is_size_exchange)
-        given = (tensor, peer, tag) if of == name else (tensor, peer, tag, of)
-        options = {"is_size_exchange": True} if is_size_exchange else {}  # isend and irecv have none
-        return notify_around(observers, info, lambda: method(*given, **options))
-
-    return begin
+def _async_calls(tensor: Any) -> tuple[str, str]:
+    return ("isend_object_list", "irecv_object_list") if type(tensor) is ObjectMessage else ("isend", "irecv")

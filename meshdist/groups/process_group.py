@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import nullcontext
 from copy import copy
 from functools import partial
 from sys import _getframe
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy import ndarray
@@ -19,17 +19,18 @@ from meshdist.backends.base import Backend, Plan
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistTimeoutError
 from meshdist.groups.group_backends import GroupBackends
-from meshdist.groups.membership import Membership, listed
+from meshdist.groups.membership import GroupHome, Membership, listed
 from meshdist.groups.point_to_point import PointToPoint
 from meshdist.runtime.call import Call, CollectiveSpec, PassedArrays, ShapeRule, Splits, must_be_copied
-from meshdist.runtime.departure import Departure, gave_up
+from meshdist.runtime.departure import earlier_failure, gave_up
 from meshdist.runtime.device_calls import DeviceCalls, Request
-from meshdist.runtime.flight_recorder import FlightRecorder, Record, clock, facts_of, located, users
+from meshdist.runtime.flight_recorder import Record, clock, facts_of, located, users
+from meshdist.runtime.handover import Handover
 from meshdist.runtime.hooks import CallHooks
 from meshdist.runtime.plan_cache import device_key, plan_key, remember, simple_key
-from meshdist.runtime.progress import Job, JobQueue, Progress
+from meshdist.runtime.progress import Job, JobQueue
 from meshdist.runtime.waiting import Waitable
-from meshdist.runtime.work import PlannedWork, Work
+from meshdist.runtime.work import PlannedWork, Work, in_progress_thread
 from meshdist.store.exchange import brief
 from meshdist.system.deadline import Deadline
 from meshdist.system.name_hints import naming_methods
@@ -38,26 +39,6 @@ from meshdist.system.name_hints import naming_methods
 _LAST_WORDS_S = 1.5
 
 DESTROYED = "has been destroyed"  # what became of a closed group, unless it was closed for another reason
-
-
-class GroupHome(Protocol):
-    """What a group needs of its world."""
-
-    rank: int
-    progress: Progress
-    recorder: FlightRecorder
-
-    def make_backend(self, group: ProcessGroup, backend: str) -> Backend: ...
-    def hosts(self, ranks: Sequence[int]) -> list[str]: ...
-
-    def announce_departure(self, group: ProcessGroup, departure: Departure) -> None:
-        """Leave a record for ranks that wait for this one in the first call of `group`."""
-
-    def note_fault(self, cause: DistError) -> None:
-        """Write down the state of this rank after a failed call, if that is enabled."""
-
-    def end_block(self, group: ProcessGroup, error: BaseException | None) -> None:
-        """Destroy `group` at the end of its `with` block, which ended with `error`."""
 
 
 @naming_methods
@@ -114,6 +95,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         self._keep = self.recorder.keep
         self._backends = GroupBackends(backend, lambda name: world.make_backend(self, name))
         self._broken: DistError | None = None
+        self._handover = Handover()  # of the errors of its calls
         self._closed: str | None = None
         self.messages = PointToPoint(self, world.progress)
         self.calls = core.Calls(
@@ -262,9 +244,17 @@ class ProcessGroup(CollectiveMethods, Membership):
         """
         self._world.progress.drain(self._queue)
         self.messages.drain()
+        if what == DESTROYED and (lost := self._lost()):
+            self._world.log.warning("group %r was destroyed, and %s", self.label, lost)
         self._forget_plans()
         self._backends.close()
         self._closed = self._closed or what
+
+    def _lost(self) -> str:
+        """Return what nobody has asked for, in words: messages that have arrived, or the error of an async call."""
+        if not self.is_broken:
+            return self._backends.left_over(self.ranks)
+        return "" if self._broken is None else self._handover.lost(self._broken)
 
     def disown(self, what: str) -> None:
         """In a forked child: make calls raise with `what` became of the group."""
@@ -279,6 +269,7 @@ class ProcessGroup(CollectiveMethods, Membership):
     def give_up(self, error: DistError) -> None:
         """Abort because of `error`."""
         self._world.announce_departure(self, gave_up(error))
+        self._handover = Handover(is_aborted=True)  # what failed before does not matter any more
         self._break(error)
 
     @property
@@ -311,9 +302,8 @@ class ProcessGroup(CollectiveMethods, Membership):
             advice = "; create another with new_group() or init_process_group()" if self._closed == DESTROYED else ""
             raise ValueError(f"{error_prefix}: group {self.label!r} {self._closed}{advice}")
         if self._broken is not None:
-            words = f"the group cannot be used after an earlier failure: {self._broken}"
-            error = DistBackendError(words, peer_failed=self._broken.peer_failed, error_prefix=error_prefix)
-            error.is_earlier = error.is_numbered = True  # `words` has the number of the call that broke the group
+            error = earlier_failure(self._broken, error_prefix, with_report=not self._handover.has_given)
+            self._handover.add(error, is_raised=not in_progress_thread())
             raise error
 
     def carries(self, device: str) -> bool:
@@ -475,6 +465,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         error, cause = located(error, error_prefix, record)
         if record is not None:
             self.recorder.end(record, cause)
+        self._handover.add(error, is_raised=not in_progress_thread())
         # After the end of a peer, the store may be cut off as well.
         with brief(_LAST_WORDS_S) if cause.peer_failed or isinstance(cause, DistNetworkError) else nullcontext():
             self._break(cause)

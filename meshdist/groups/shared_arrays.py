@@ -10,6 +10,7 @@ import numpy as np
 from meshdist.arrays.host import Array, check_dtype
 from meshdist.groups.world import resolve
 from meshdist.runtime.context import GroupLike
+from meshdist.system.name_hints import explaining
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
 
+@explaining
 def empty(shape: int | Sequence[int], dtype: DTypeLike = np.float64, group: GroupLike = None) -> Array:
     """Return a new uninitialized array in memory that the other ranks of this host read and write directly.
 
@@ -54,6 +56,7 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike = np.float64, group: Grou
     return _make("empty", shape, dtype, group)
 
 
+@explaining
 def zeros(shape: int | Sequence[int], dtype: DTypeLike = np.float64, group: GroupLike = None) -> Array:
     """Return a new array of zeros, as `empty` does.
 
@@ -67,14 +70,15 @@ def zeros(shape: int | Sequence[int], dtype: DTypeLike = np.float64, group: Grou
     return array
 
 
+@explaining
 def full(shape: int | Sequence[int], fill_value: Any, dtype: DTypeLike | None = None, group: GroupLike = None) -> Array:
     """Return a new array of one value, as `empty` does.
 
     Args:
-        shape: As for `empty`.
+        shape: An integer, or one for each dim.
         fill_value: A scalar, or an array that is broadcast.
         dtype: That of `fill_value` if None.
-        group: As for `empty`.
+        group: The group whose backend allocates the memory, as for `empty`.
 
     Example:
         >>> import meshdist as dist

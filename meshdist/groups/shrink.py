@@ -12,11 +12,13 @@ from meshdist.groups.non_member import NonMember
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import World, current_world, resolve
 from meshdist.runtime.context import GroupLike, current_slot
+from meshdist.system.name_hints import explaining
 
 SHRINK_DEFAULT = 0
 SHRINK_ABORT = 1
 
 
+@explaining
 def shrink_group(
     ranks_to_exclude: Iterable[int],
     group: GroupLike = None,

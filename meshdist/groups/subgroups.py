@@ -34,7 +34,7 @@ def new_subgroups(
         group_size: Ranks in each subgroup, consecutive in the group; it must divide the size of `group`. None creates a
             subgroup of the ranks of each host, of any size.
         group: The group to divide; the world if None.
-        timeout: As for `new_group`.
+        timeout: How long calls on a group may wait, as for `new_group`.
         backend: The world's if None.
         pg_options: Passed to the backend of each subgroup.
         group_desc: The name of each subgroup in errors and logs.
@@ -101,7 +101,7 @@ def new_subgroups_by_enumeration(
 
     Args:
         ranks_per_subgroup_list: The global ranks of each group. A rank may be in none of them.
-        timeout: As for `new_group`.
+        timeout: How long calls on a group may wait, as for `new_group`.
         backend: The world's if None.
         pg_options: Passed to the backend of each group.
         group_desc: The name of each group in errors and logs.

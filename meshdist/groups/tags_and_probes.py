@@ -7,11 +7,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from meshdist.arrays.host import Array
+from meshdist.arrays.host import Array, labelled_dtype
 from meshdist.backends.base import Backend
 from meshdist.backends.p2p.own_messages import OwnMessages as QueuedOwnMessages
+from meshdist.groups.known_messages import KnownMessages
 from meshdist.groups.unposted_messages import Facts
-from meshdist.runtime.flight_recorder import COMPLETED, Record, clock
+from meshdist.runtime.flight_recorder import COMPLETED, FACTS, Record, clock
 from meshdist.runtime.hooks import HookedGroup
 from meshdist.runtime.interfaces import OwnMessages
 from meshdist.runtime.waiting import Found, Incoming, Probe, Waitable, is_ready
@@ -19,9 +20,7 @@ from meshdist.runtime.waiting import Found, Incoming, Probe, Waitable, is_ready
 # Backends may send a tag as an integer of 64 bits.
 _TAGS = 1 << 63
 _NOTHING = np.empty(0, np.uint8)
-_ANY_TAG = (
-    "; to receive a message of any tag, call info = probe(tag=None) first, then recv(x, src=info.source, tag=info.tag)"
-)
+_ANY_TAG = "; to receive a message of any tag, call info = probe(tag=None) first, then "
 
 
 class MessageGroup(HookedGroup, Protocol):
@@ -39,6 +38,7 @@ class Probes(ABC):
         self._rank = group.rank()
         self._recorder = group.recorder
         self._own_messages: OwnMessages | None = None
+        self.known = KnownMessages(group)
 
     @property
     def num_messages(self) -> int:
@@ -63,16 +63,23 @@ class Probes(ABC):
         except BaseException as error:
             raise self._group.fail(error, error_prefix, record) from None
         record[COMPLETED] = clock()
-        return probe.found()
+        found = probe.found()
+        if src != self._rank:
+            self.known.probed("probe", src, tag, backend, found, record[FACTS])
+        return found
 
     def iprobe(self, src: int | None, tag: int | None) -> Found | None:
         """Return the message that `probe` would find; None if there is none yet."""
         error_prefix = self._group.error_prefix("iprobe")
-        _, probe = self._probe(error_prefix, self._only_source(src), tag)
+        src = self._only_source(src)
+        backend, probe = self._probe(error_prefix, src, tag)
         try:
-            return probe.found() if is_ready(probe) else None
+            found = probe.found() if is_ready(probe) else None
         except BaseException as error:
             raise self._group.fail(error, error_prefix) from None
+        if src != self._rank:
+            self.known.probed("iprobe", src, tag, backend, found, None)
+        return found
 
     def _probe(self, error_prefix: str, src: int | None, tag: int | None) -> tuple[Backend, Probe]:
         if tag is not None:
@@ -91,10 +98,14 @@ class Probes(ABC):
             own = self._own_messages = self._own_messages or QueuedOwnMessages(self._rank)
         return own
 
-    def _post_send(self, backend: Backend, array: Array, dst: int, tag: int) -> Waitable:
+    def _post_send(self, backend: Backend, array: Array, dst: int, tag: int, label: str = "") -> Waitable:
+        if label:
+            array = array.view(labelled_dtype(array.dtype, label))
         return self._own(backend).send(array, tag) if dst == self._rank else backend.send(array, dst, tag)
 
-    def _post_recv(self, backend: Backend, array: Array, src: int | None, tag: int) -> Incoming:
+    def _post_recv(self, backend: Backend, array: Array, src: int | None, tag: int, label: str = "") -> Incoming:
+        if label:
+            array = array.view(labelled_dtype(array.dtype, label))
         return self._own(backend).recv(array, tag) if src == self._rank else backend.recv(array, src, tag)
 
     def _only_source(self, src: int | None) -> int | None:
@@ -111,9 +122,9 @@ class Probes(ABC):
         self._group.calls.num_messages += 1
         return self._recorder.begin(self._facts(of, array, peer, tag, sends=sends), self.num_messages)
 
-    def _check_tag(self, error_prefix: str, tag: int) -> None:
+    def _check_tag(self, error_prefix: str, tag: int, receive: str = "recv(x, src=info.source, tag=info.tag)") -> None:
         if type(tag) is not int and not isinstance(tag, (int, np.integer)):
-            hint = _ANY_TAG if tag is None else ""
+            hint = _ANY_TAG + receive if tag is None else ""
             raise TypeError(f"{error_prefix}: tag must be an integer, got {tag!r}{hint}")
         if tag < 0:
             raise ValueError(f"{error_prefix}: tag must not be negative, got {tag}")

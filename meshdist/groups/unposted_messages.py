@@ -12,17 +12,19 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache
 from types import CodeType
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from meshdist import core
-from meshdist.arrays.host import Array
+from meshdist.arrays.host import Array, dtype_of_objects
 from meshdist.backends.base import FastPath
 from meshdist.errors import DistError
 from meshdist.runtime.flight_recorder import CREATED, Record, clock
+from meshdist.runtime.handover import hand_over
+from meshdist.runtime.object_messages import ObjectMessage, ObjectsWork
 from meshdist.runtime.progress import NAP_S, Job, JobQueue, Progress
 from meshdist.runtime.waiting import Waitable, WithoutBell
 from meshdist.runtime.work import PlannedWork, ReceiptWork, Work
@@ -33,18 +35,25 @@ Facts: TypeAlias = "tuple[str, str, str, np.dtype[Any], tuple[int, ...], int | N
 
 # How long a receive is left to a thread that may wait for it.
 _NEW_NS = 250_000
+# How long the progress thread looks for more of them: to wake it for each would take a tenth of an exchange's time.
+_QUIET_NS = 20_000_000
 
 
 class PersistentRequest:
-    """The messages of one tag, dtype and shape to, or from, one rank, whose arguments have been checked."""
+    """The messages of one tag, dtype and shape to, or from, one rank or any, whose arguments have been checked."""
 
-    __slots__ = ("caller", "facts", "fast_path", "source")
+    __slots__ = ("caller", "facts", "fast_path", "label", "source")
 
-    def __init__(self, facts: Facts, fast_path: FastPath | None, source: int) -> None:
+    def __init__(self, facts: Facts, fast_path: FastPath | None, source: int, label: str = "") -> None:
         self.facts = facts  # for the flight recorder
         self.fast_path = fast_path  # that of the backend, if it has one for them
-        self.source = source  # the global rank of the peer
+        self.source = source  # the global rank of the peer; -1 for any
+        self.label = label  # of the messages; see `labelled_dtype`
         self.caller: CodeType | None = None  # the code that sent or received the last one
+
+    def room(self) -> Array:
+        """Return a new array for such a message."""
+        return np.empty(self.facts[4], self.facts[3])
 
 
 class Unposted(ABC):
@@ -116,21 +125,70 @@ class DeferredWork(UnpostedWork, ReceiptWork):
         self.record = record
 
     @property
-    def tensor(self) -> Array:
-        tensor: Array = self._value
-        return tensor
+    def awaited(self) -> Array:
+        """The array, or what says in its place what is awaited."""
+        array: Array = self._value
+        return array
+
+    @property
+    def nbytes(self) -> int:
+        return self.awaited.nbytes
+
+    def take(self) -> bool:
+        """Receive the message by the fast path, if it comes within moments; return whether it has."""
+        return self.request.fast_path is not None and self.request.fast_path(self.awaited)
 
 
-class _IsTaken(WithoutBell):
-    """The first deferred receive is taken, or posted, since nobody has waited for it soon."""
+class DeferredObjects(UnpostedWork, ObjectsWork):
+    """The Work of an `irecv_object_list`, which may not be posted yet.
 
-    def __init__(self, receives: DeferredReceives, first: Record) -> None:
-        self._receives, self._first = receives, first
+    The core makes it of a receive that is known, and takes its message; without the core, the message is expected to be
+    like the last one, for which `room` is.
+    """
+
+    __slots__ = ("room",)
+
+    def __init__(
+        self, error_prefix: str, message: ObjectMessage, room: Array, request: PersistentRequest, record: Record
+    ) -> None:
+        super().__init__(error_prefix, message)
+        self.room = room
+        self.kind = request
+        self.record = record
+
+    @property
+    def awaited(self) -> Array:
+        return self.message.array
+
+    @property
+    def nbytes(self) -> int:
+        return self.room.nbytes
+
+    def take(self) -> bool:
+        """Receive the message by the fast path; see `DeferredWork.take`."""
+        if self.request.fast_path is None or not self.request.fast_path(self.room):
+            return False
+        self.message.take(self.room)
+        return True
+
+
+Deferred: TypeAlias = "DeferredWork | DeferredObjects"
+
+
+class _IsQuiet(WithoutBell):
+    """No receive has been deferred for a while; until then, those that nobody has waited for soon are posted."""
+
+    def __init__(self, receives: DeferredReceives) -> None:
+        self._receives = receives
+        self._seen_ns = clock()
 
     def ready(self) -> bool:
-        if self._receives.first() is self._first and self._first[CREATED] < clock() - _NEW_NS:
-            self._receives.post_all()
-        return self._receives.first() is not self._first
+        first, now_ns = self._receives.first(), clock()
+        if first is not None:
+            self._seen_ns = now_ns
+            if first[CREATED] < now_ns - _NEW_NS or self._receives.is_closed:
+                self._receives.post_all()
+        return self._receives.is_closed or now_ns - self._seen_ns > _QUIET_NS
 
     def check(self) -> None:
         return
@@ -155,31 +213,28 @@ class DeferredReceives(Unposted):
     receive.
     """
 
-    MOST, MOST_BYTES, LONG_BYTES = 64, 1 << 20, 64 << 10
+    MOST, LONG_BYTES = 64, 64 << 10
 
-    def __init__(
-        self, take: Callable[[DeferredWork], bool], post: Callable[[DeferredWork], None], progress: Progress
-    ) -> None:
+    def __init__(self, take: Callable[[Deferred], bool], post: Callable[[Deferred], None], progress: Progress) -> None:
         self._take, self._post = take, post
         self._queue = JobQueue(progress)
         self._is_watched = False
+        self.is_closed = False  # the group ends
         self._lock = threading.RLock()
         # Taken by a thread that changes `works`: the core, which changes it without the lock, then leaves it alone.
         self.taking = core.TryLock()
-        self.works: deque[DeferredWork] = deque()  # those that are not posted
+        self.works: deque[Deferred] = deque()  # those that are not posted
 
     def takes(self, request: PersistentRequest, tensor: Array) -> bool:
         """Return whether a receive may be deferred; the core has more room for messages than other transports."""
         in_core = core.module is not None and isinstance(request.fast_path, core.Ring)
-        if in_core and tensor.nbytes > self.MOST_BYTES:  # it has no room in the buffers anyway
-            return len(self.works) < self.MOST
-        most_bytes = self.MOST_BYTES if in_core else self.LONG_BYTES
-        return len(self.works) < self.MOST and tensor.nbytes * (len(self.works) + 1) <= most_bytes
+        has_room = in_core or tensor.nbytes * (len(self.works) + 1) <= self.LONG_BYTES
+        return has_room and len(self.works) < self.MOST
 
-    def add(self, work: DeferredWork) -> DeferredWork:
+    def add(self, work: Deferred) -> Deferred:
         work.queue = self
         self.works.append(work)
-        if work.tensor.nbytes * len(self.works) > self.LONG_BYTES:
+        if work.nbytes * len(self.works) > self.LONG_BYTES:
             self.watch()
         return work
 
@@ -198,13 +253,13 @@ class DeferredReceives(Unposted):
             return
         self._is_watched = True
         work = Work("posting receives", None)
-        job = Job(partial(self._watched, first), work, math.inf, "posting receives", self._unwatched, [*first])
+        job = Job(self._watched, work, math.inf, "posting receives", self._unwatched, [*first])
         self._queue.progress.submit(self._queue, job)
 
-    def _watched(self, first: Record) -> Iterator[Waitable]:
-        yield _IsTaken(self, first)
+    def _watched(self) -> Iterator[Waitable]:
+        yield _IsQuiet(self)
         self._is_watched = False
-        self.watch()  # the next one
+        self.watch()  # one that has been deferred right now
 
     def _unwatched(self, error: BaseException, error_prefix: str, record: Record) -> BaseException:
         self._is_watched = False
@@ -215,7 +270,12 @@ class DeferredReceives(Unposted):
         with self._lock, self._in_hand():
             while work in self.works:
                 first = self.works.popleft()
-                if self._take(first):
+                try:
+                    is_taken = self._take(first)
+                except BaseException as error:  # of `first`, raised in the wait for `work`
+                    hand_over(error)
+                    raise
+                if is_taken:
                     first.queue = None
                     first.complete(None)
                 else:
@@ -287,13 +347,14 @@ class AnnouncedSends(Unposted):
 
 
 if core.module is not None:
+    core.module.configure_objects(lru_cache(dtype_of_objects))
     core.module.handles(
         PlannedWork,
         DeferredWork,
+        DeferredObjects,
         AnnouncedWork,
         PlannedWork,
         Work.wait,
         DeferredReceives.MOST,
-        DeferredReceives.MOST_BYTES,
         DeferredReceives.LONG_BYTES,
     )

@@ -88,6 +88,7 @@ class World:
         self._diagnosis = instrumentation
         self.observer = self.progress.observer = instrumentation.observer(self)
         self._groups: list[ProcessGroup] = []
+        self._closing: list[ProcessGroup] = []  # that are not in `_groups` any more, and wait for their last messages
         self.hook_registry = HookRegistry(self._groups, lambda: instrumentation.loggers(self))
         self.hook_registry.log_calls(instrumentation.logs_calls())
         self._shared: dict[tuple[tuple[int, ...], str], ProcessGroup] = {}
@@ -139,8 +140,9 @@ class World:
 
     @property
     def groups(self) -> list[ProcessGroup]:
+        """The groups that are not closed."""
         with self._lock:
-            return list(self._groups)
+            return self._groups + self._closing
 
     def departure_of(self, rank: int) -> Departure | None:
         return self.peers.departure_of(rank)
@@ -193,10 +195,14 @@ class World:
         with self._lock:
             self.check_holds(group)
             self._groups.remove(group)
+            self._closing.append(group)
             self._shared = {key: other for key, other in self._shared.items() if other is not group}
             self._preconditions.pop(group.name, None)
         self.announce_departure(group, Departure(PeerExit.DESTROYED_GROUP))
-        group.close(what)
+        try:
+            group.close(what)
+        finally:
+            self._closing.remove(group)
         self.log.info("group %r %s", group.label, what)
 
     def holds(self, group: ProcessGroup) -> bool:

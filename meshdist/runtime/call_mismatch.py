@@ -46,13 +46,14 @@ _OF_SIZES = {
     "scatter": "to scatter arrays of different lengths, call dist.all_to_all_single with them as input_split_sizes,"
     " where only one rank sends",
 }
-_CALL, _SHAPE = re.compile(r"(\w+)\([^()]*\)"), re.compile(r"\[[\d, ]*\]")
+# Patterns, compiled when an error needs them; in the other modules too.
+_CALL, _SHAPE = r"(\w+)\([^()]*\)", r"\[[\d, ]*\]"
 
 
 def _advice(calls: Iterable[str]) -> str:
     """Return what to do where the calls of the ranks differ in the sizes of their arrays alone; else nothing."""
-    found = [_CALL.match(call) for call in calls]
-    texts = {None if one is None else _SHAPE.sub("[]", one[0]) for one in found}
+    found = [re.match(_CALL, call) for call in calls]
+    texts = {None if one is None else re.sub(_SHAPE, "[]", one[0]) for one in found}
     first = found[0]
     return _OF_SIZES.get(first[1], "") if len(texts) == 1 and first is not None else ""
 

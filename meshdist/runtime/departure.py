@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshdist.errors import CallMade, DistBackendError, DistError, PeerConnectionError
 from meshdist.system.processes import describe_status
@@ -56,11 +55,12 @@ class PeerExit(Enum):
 
 _ORDERLY = frozenset({PeerExit.DESTROYED_GROUP, PeerExit.LEFT_WORLD, PeerExit.ENDED, PeerExit.FINISHED})
 
+_WITHOUT = "without destroy_process_group()"
 # `%s` is the detail.
 _WORDS = {
     PeerExit.DESTROYED_GROUP: "has destroyed the group",
     PeerExit.LEFT_WORLD: "called destroy_process_group()",
-    PeerExit.ENDED: "has ended without destroy_process_group()",
+    PeerExit.ENDED: f"has ended {_WITHOUT}",
     PeerExit.FINISHED: "has finished",
     PeerExit.RAISED: "raised %s",
     PeerExit.INTERRUPTED: "was interrupted by %s",
@@ -85,8 +85,7 @@ class LeftOut(Enum):
     COMMUNICATOR = "making the communicator"
 
 
-@dataclass(frozen=True)
-class Departure:
+class Departure(NamedTuple):
     """The end of a rank."""
 
     exit: PeerExit
@@ -161,7 +160,9 @@ def describe(departure: Departure) -> str:
     how, number = departure.exit, departure.number
     if how is PeerExit.EXITED or how is PeerExit.SIGNALLED:
         number = number or 0
-        return describe_status(-number if how is PeerExit.SIGNALLED else number)
+        # A normal exit leaves a record; this was os._exit(0), or the end of a forked process.
+        without = f", {_WITHOUT}" if how is PeerExit.EXITED and not number else ""
+        return describe_status(-number if how is PeerExit.SIGNALLED else number) + without
     if how is PeerExit.GAVE_UP:
         first = f" because {departure.first} failed" if departure.first else ""
         call = f"; {departure.call}" if departure.call is not None else ""
@@ -169,13 +170,15 @@ def describe(departure: Departure) -> str:
     return _WORDS[how].replace("%s", departure.detail)
 
 
-@dataclass(frozen=True)
-class PeerFailure:
+class PeerFailure(NamedTuple):
     """The end of the peer `who`, as messages name it, which made a call fail."""
 
     who: str
     departure: Departure
     left_out: LeftOut = LeftOut.NOTHING
+
+
+_RANK = " (rank "
 
 
 def failure_of(error: BaseException) -> PeerFailure | None:
@@ -194,12 +197,33 @@ def gave_up(error: DistError) -> Departure:
     if failure is None or failure.departure.exit is not PeerExit.GAVE_UP:
         return Departure(PeerExit.GAVE_UP, detail=error.headline, call=error.call, hang_report=error.hang_report)
     departure = failure.departure
-    return replace(
-        departure,
+    return departure._replace(
         first=departure.first or failure.who,
         call=None,
         hang_report=departure.hang_report or error.hang_report,
     )
+
+
+def name_call_once(error: DistError, error_prefix: str) -> None:
+    """Leave the call out of what a peer says of its failure where it failed in the same call as this rank."""
+    failure, call = failure_of(error), error_prefix.rpartition(_RANK)[0]
+    detail = "" if failure is None else failure.departure.detail
+    if call and detail.startswith(call + _RANK):
+        error.what = error.what.replace(detail, detail.partition("): ")[2], 1)
+
+
+def earlier_failure(broken: DistError, error_prefix: str, *, with_report: bool) -> DistBackendError:
+    """Return the error of a call on a group that `broken` has ended: one sentence, and the lines of its report."""
+    first = broken.what if broken.error_prefix == error_prefix else broken.headline
+    call = "" if broken.call is None else f"; that was {broken.call.kind} {broken.call.number}, at {broken.call.site}"
+    error = DistBackendError(
+        f"the group cannot be used after an earlier failure: {first}{call}",
+        peer_failed=broken.peer_failed,
+        error_prefix=error_prefix,
+        hang_report=broken.hang_report if with_report else "",
+    )
+    error.is_earlier = error.is_numbered = True  # the sentence has the number of the call that broke the group
+    return error
 
 
 def giving_up(reason: str, cause: BaseException | None = None) -> DistBackendError:
@@ -215,9 +239,13 @@ def giving_up(reason: str, cause: BaseException | None = None) -> DistBackendErr
 
 def in_words(error: BaseException) -> str:
     """Return an exception in one line; for an error of this package, without the call that failed."""
-    text = error.headline if isinstance(error, DistError) else str(error)
-    first_line = next(iter(text.strip().splitlines()), "")
-    return f"{type(error).__name__}{': ' if first_line else ''}{first_line}"
+    line = first_line(error.headline if isinstance(error, DistError) else error)
+    return f"{type(error).__name__}{': ' if line else ''}{line}"
+
+
+def first_line(text: object) -> str:
+    """Return the first line of an exception or another text; empty if it has none."""
+    return next(iter(str(text).strip().splitlines()), "")
 
 
 def peer_gone(who: str, departure: Departure, left_out: LeftOut = LeftOut.NOTHING) -> DistBackendError:

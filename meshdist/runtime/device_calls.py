@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshdist.arrays.device import as_device_buffers
 from meshdist.arrays.reduce_op import Op, as_reduce_op
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 _UNKNOWN = object()
 
 
-@dataclass(slots=True)
-class Request:
+class Request(NamedTuple):
     """One call of a collective as the user made it, unchecked; the fields are those of `Call` and of `Group.submit`."""
 
     group: Group
@@ -48,8 +46,7 @@ class Request:
         return self.shape_rule is ShapeRule.EQUAL_SHAPE or bool(self.words)
 
 
-@dataclass(slots=True)
-class Parcel:
+class Parcel(NamedTuple):
     """One message as the user passed it."""
 
     group: Group

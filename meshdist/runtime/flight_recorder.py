@@ -17,10 +17,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from meshdist import core
+from meshdist.arrays.host import describe_objects, is_of_objects
 from meshdist.errors import CallMade, DistBackendError, DistError
 from meshdist.runtime.call import Call, each
 from meshdist.runtime.call_site import is_ours, line_of, place_in
-from meshdist.runtime.departure import LeftOut, failure_of, in_words
+from meshdist.runtime.departure import LeftOut, failure_of, in_words, name_call_once
 from meshdist.system.platform import at_limit
 
 NUM_RECORDS = 2000
@@ -101,7 +102,7 @@ def users(frame: FrameType) -> FrameType:
 
 
 if core.module is not None:
-    core.module.configure(np.empty((2, 3)), users)
+    core.module.configure(np.empty((2, 3)), is_ours)
 
 
 def place_of(frame: FrameType) -> tuple[CodeType, int]:
@@ -115,9 +116,14 @@ def facts_in(record: Record) -> CallFacts:
     if isinstance(facts, CallFacts):
         return facts
     name, group, label, dtype, shape, peer, tag, timeout_s, sends = facts
-    arrays, none = [(np.dtype(dtype).name, shape)], []  # type: ignore[var-annotated]
+    none: list[tuple[str, tuple[int, ...]]] = []
+    arrays = [(np.dtype(dtype).name, shape)]
+    what = f"{arrays[0][0]}{list(shape)} "
+    if name == "probe":
+        what = ""
+    elif is_of_objects(dtype):
+        arrays, what = [("uint8", shape)], f"{describe_objects(dtype)} "
     other = "any rank" if peer is None else f"rank {peer}"
-    what = "" if name == "probe" else f"{arrays[0][0]}{list(shape)} "
     tagged = "any tag" if tag < 0 else f"tag={tag}"  # of a probe
     text = f"{name}({what}{'to' if sends else 'from'} {other}, {tagged})"
     sent, received = (arrays, none) if sends else (none, arrays)
@@ -139,6 +145,7 @@ def located(error: BaseException, error_prefix: str, record: Record | None) -> t
     error = at_limit(error)
     if not isinstance(error, DistError):
         return error, DistBackendError(in_words(error), error_prefix=error_prefix)
+    name_call_once(error, error_prefix)
     needs_no_call = error.is_numbered or not error.peer_failed
     error.locate(error_prefix, None if needs_no_call or record is None else _call_of(error, record))
     error.__traceback__ = None  # the user needs the frames of the call, not those of the check that failed

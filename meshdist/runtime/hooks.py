@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from meshdist.runtime.interfaces import Group, Messages, MessageTaker
 from meshdist.runtime.plan_cache import remember
@@ -13,24 +12,44 @@ from meshdist.runtime.plan_cache import remember
 if TYPE_CHECKING:
     from meshdist.core import Calls
     from meshdist.runtime.call import CollectiveSpec, Splits
+    from meshdist.runtime.work import Work
 
 MESSAGE_CALLS = ("send", "recv", "isend", "irecv")
 EXCHANGE_CALLS = ("sendrecv", "exchange")
-"""Calls that consist of several messages, each of which observers see."""
+"""Functions of a group's messages whose call consists of several messages; observers and recorders see it as one."""
 
 
-@dataclass(frozen=True)
-class CallInfo:
+class Part(NamedTuple):
+    """A message of an exchange."""
+
+    is_send: bool
+    array: Any
+    peer: int | None  # as a rank of the group; None for any
+    tag: int
+
+
+def parts_of(exchange: str, args: Sequence[Any]) -> tuple[str, list[Part]]:
+    """Return the function that the user called, and the messages of a call of one of `EXCHANGE_CALLS`; sends first."""
+    if exchange == "sendrecv":
+        send, recv, dst, src, tags = args
+        return "sendrecv", [Part(True, send, dst, tags[0]), Part(False, recv, src, tags[1])]
+    of, receives, sends, tag, _ = args
+    sent = [Part(True, array, peer, tag) for array, peer in sends]
+    return of, [*sent, *(Part(False, array, peer, tag) for array, peer in receives)]
+
+
+class CallInfo(NamedTuple):
     """A call that a group is about to make, as the user made it, unchecked.
 
     Attributes:
         name: The function that is called.
-        collective: Its definition; None for a message.
-        send: The input: an array, a list of arrays, or None.
+        collective: Its definition; None for a message, or an exchange of messages.
+        send: The input: an array, a list of arrays, or None; of a message of objects, an ObjectMessage.
         recv: The output, in the same forms.
         root: The source or destination, as a rank of the group; of a message the peer, None for any.
         splits: Rows to and rows from each rank, for an all_to_all_single with split sizes.
         is_size_exchange: It exchanges the sizes of objects; a second call of the same name follows.
+        messages: Those that an exchange, such as a sendrecv or a shift, consists of.
     """
 
     group: Group
@@ -41,6 +60,7 @@ class CallInfo:
     root: int | None = None
     splits: Splits | None = None
     is_size_exchange: bool = False
+    messages: tuple[CallInfo, ...] = ()
 
     @property
     def error_prefix(self) -> str:
@@ -48,7 +68,8 @@ class CallInfo:
 
 
 # Called before a call is made. The function that it returns, if any, is called after the call has returned, unless the
-# call raised; an async call returns when it has started.
+# call raised; an async call returns when it has started. That of an `irecv_object_list` is called once it is complete,
+# which tells its size.
 CallObserver: TypeAlias = "Callable[[CallInfo], Callable[[], None] | None]"
 
 
@@ -198,3 +219,18 @@ def notify_around(observers: tuple[CallObserver, ...], info: CallInfo, make: Cal
         if after is not None:
             after()
     return result
+
+
+def notify_at_the_end(observers: tuple[CallObserver, ...], info: CallInfo, make: Callable[[], Work]) -> Work:
+    """Make an async call whose size is known once it is complete; notify the observers before it, and then."""
+    afters = [after for observer in observers if (after := observer(info)) is not None]
+    work = make()
+
+    def notify() -> None:
+        if work.is_success():
+            for after in afters:
+                after()
+
+    if afters:
+        work.add_callback(notify)
+    return work

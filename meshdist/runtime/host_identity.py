@@ -11,15 +11,14 @@ import json
 import os
 import platform
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from meshdist.system.env_flags import DISABLE_SHM, switch
 from meshdist.system.processes import started_at
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(NamedTuple):
     """The address of a rank for its peers."""
 
     host: str  # equal for ranks that can share memory
@@ -30,7 +29,7 @@ class Card:
     network: str = ""  # equal for ranks that reach each other by loopback addresses
 
     def encode(self) -> str:
-        return json.dumps(asdict(self))
+        return json.dumps(self._asdict())
 
     @classmethod
     def decode(cls, text: bytes) -> Card:

@@ -45,8 +45,8 @@ class Messages(Protocol):
     ) -> int:
         """Receive a message; return the sender, as a rank of the group."""
 
-    def isend(self, tensor: object, dst: int, tag: int, of: str = "isend") -> Work: ...
-    def irecv(self, tensor: object, src: int | None, tag: int, of: str = "irecv") -> Work: ...
+    def isend(self, tensor: object, dst: int, tag: int, of: str = "isend", label: str = "") -> Work: ...
+    def irecv(self, tensor: object, src: int | None, tag: int, of: str = "irecv", label: str = "") -> Work: ...
 
     def sendrecv(self, send: object, recv: object, dst: int, src: int | None, tags: tuple[int, int]) -> int:
         """Send a message and receive one; return the sender, as a rank of the group."""
@@ -57,9 +57,20 @@ class Messages(Protocol):
         receives: Sequence[tuple[object, int]],
         sends: Sequence[tuple[object, int]],
         tag: int,
-        agree: str,
+        terms: Any,
     ) -> None:
         """Receive and send arrays, each from or to a rank of the group, and wait for all of them."""
+
+    def exchange_of(self, terms: Any, tag: int) -> Callable[[Any, Any], Any] | None:
+        """Return what `known_exchange` has returned for these terms."""
+
+    def known_exchange(
+        self, of: str, receives: Sequence[tuple[Any, int]], sends: Sequence[tuple[Any, int]], tag: int, terms: Any
+    ) -> Callable[[Any, Any], Any] | None:
+        """Return what carries such an exchange out in the core, called with the arrays to send and to receive into."""
+
+    def note_exchange(self, run: Callable[[Any, Any], Any], error_prefix: str, send: Any, recv: Any) -> None:
+        """Let the core call `run(send, recv)` when the user calls again what is in progress, with such arrays."""
 
     def probe(self, src: int | None, tag: int | None) -> Found:
         """Wait for a message, and return what it is."""

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from time import monotonic
+from typing import NamedTuple
 
 from meshdist import core
 from meshdist.errors import DistError, DistTimeoutError
@@ -116,8 +117,7 @@ class Job:
         return self
 
 
-@dataclass(frozen=True, eq=False)
-class Awaited:
+class Awaited(NamedTuple):
     """One wait without a limit for an async call: its thread does nothing else until the call is done, or it leaves.
 
     It leaves by an exception of a signal handler, such as KeyboardInterrupt.

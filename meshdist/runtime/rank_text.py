@@ -6,18 +6,18 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 
+# Patterns, which are compiled at their first use.
 # What `Membership.error_prefix`, the errors of a mesh, and those of messages to oneself say of the rank.
-_OWN_RANK = re.compile(r"\(rank -?\d+ of \d+(, global rank \d+)?")
-_OWN_RANK_IN_MESH = re.compile(r"( on mesh [^\n]*\)) \(rank -?\d+\)(?=: )")
-_THIS_RANK = re.compile(r"(is this rank), \d+\b")
+_OWN_RANK = r"\(rank -?\d+ of \d+(, global rank \d+)?"
+_OWN_RANK_IN_MESH = r"( on mesh [^\n]*\)) \(rank -?\d+\)(?=: )"
+_THIS_RANK = r"(is this rank), \d+\b"
 # The ranks of a deadlock may be in different calls on different groups.
-_OWN_CALL = re.compile(r"\w+ on group [^\n]* \(\): (?=deadlock: )")
+_OWN_CALL = r"\w+ on group [^\n]* \(\): (?=deadlock: )"
 
 
 def ranks_text(numbers: Sequence[int] | NDArray[np.int64], noun: str = "rank", most: int = 8) -> str:
@@ -25,6 +25,8 @@ def ranks_text(numbers: Sequence[int] | NDArray[np.int64], noun: str = "rank", m
     if len(numbers) <= most:
         parts = list(map(str, numbers))
     else:
+        import numpy as np  # launchers, which name few ranks, do without
+
         ends = [*(np.flatnonzero(np.diff(numbers) != 1) + 1)[: most + 1].tolist(), len(numbers)]
         runs = [(numbers[begin], numbers[end - 1]) for begin, end in zip([0, *ends], ends, strict=False)]
         parts = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}-{b}" for a, b in runs]
@@ -35,8 +37,8 @@ def ranks_text(numbers: Sequence[int] | NDArray[np.int64], noun: str = "rank", m
 
 def without_own_rank(message: str) -> str:
     """Return a message without the rank that made it, to compare it with those of other ranks."""
-    message = _OWN_CALL.sub("", _OWN_RANK.sub("(", message))
-    return _THIS_RANK.sub(r"\1", _OWN_RANK_IN_MESH.sub(r"\1", message))
+    message = re.sub(_OWN_CALL, "", re.sub(_OWN_RANK, "(", message))
+    return re.sub(_THIS_RANK, r"\1", re.sub(_OWN_RANK_IN_MESH, r"\1", message))
 
 
 def numbers_differ(ranks: Sequence[int]) -> bool:

@@ -21,6 +21,8 @@ from meshdist.system.platform import let_others_run
 if TYPE_CHECKING:
     import numpy as np
 
+    from meshdist.arrays.host import Array
+
 FIRST_POLL_INTERVAL_S = 0.001
 LONGEST_POLL_INTERVAL_S = 0.08
 
@@ -108,6 +110,13 @@ class Waitable(ABC):
         """
         return ()
 
+    def sends_to(self) -> Collection[int]:
+        """Return the global ranks, besides the awaited ones, to which messages of this rank wait for room in memory.
+
+        They are written meanwhile, which may end waits of these ranks that read them.
+        """
+        return ()
+
     def sends_in(self) -> str:
         """Return the name of the group in which the awaited rank has to read messages of this one; empty if none."""
         return ""
@@ -139,18 +148,28 @@ class Incoming(Waitable):
 
     Attributes:
         source: The sender, as a rank of the group, once it is ready.
+        pickle: What came, once it is ready, if the receive is one of a list of objects; empty in a dry run. None of
+            backends that do not receive such messages.
     """
 
     source: int
+    pickle: Array | None = None
 
 
 class Found(NamedTuple):
-    """A message that a probe found: its sender, as a rank of the group, its tag, its size, and its dtype if known."""
+    """A message that a probe found.
+
+    Attributes:
+        source: Its sender, as a rank of the group.
+        dtype: None if it is not known, and of a list of objects.
+        num_objects: The length of a list of objects; None of an array.
+    """
 
     source: int
     tag: int
     num_bytes: int
     dtype: np.dtype[Any] | None = None
+    num_objects: int | None = None
 
 
 class Probe(Incoming):
@@ -191,6 +210,9 @@ class Wrapped(Waitable):
 
     def awaits_any(self) -> Collection[int]:
         return self.waitable.awaits_any()
+
+    def sends_to(self) -> Collection[int]:
+        return self.waitable.sends_to()
 
     def sends_in(self) -> str:
         return self.waitable.sends_in()
@@ -289,7 +311,7 @@ def wait_until(
     """Block until `waitable` is ready; `observer` diagnoses a long wait.
 
     Raises:
-        DistTimeoutError: Not ready at the deadline; names the call and the missing ranks.
+        DistTimeoutError: It was not ready at the deadline; the message names the call and the missing ranks.
         DistError: Raised by `waitable.check`.
     """
     poll_interval_s, armed = FIRST_POLL_INTERVAL_S, False

@@ -7,12 +7,14 @@ import math
 import threading
 from _thread import allocate_lock
 from collections.abc import Callable
+from contextlib import suppress
 from time import perf_counter_ns
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from meshdist import core
 from meshdist.errors import DistError, DistTimeoutError
+from meshdist.runtime.handover import hand_over, keep
 from meshdist.system.deadline import Timeout, seconds
 
 _log = logging.getLogger("meshdist")
@@ -22,6 +24,11 @@ _SLICE_S = 0.05
 
 class ProgressThread(threading.Thread):
     """A thread that carries out calls; it must not wait for one, since no other thread would complete it."""
+
+
+def in_progress_thread() -> bool:
+    """Return whether the current thread is one."""
+    return isinstance(threading.current_thread(), ProgressThread)
 
 
 class Carried(threading.local):
@@ -75,6 +82,8 @@ class Completion(core.Handle, metaclass=_Handles):
         return dir(type(self))
 
     def complete(self, error: BaseException | None) -> None:
+        if error is not None:
+            keep(error)
         self._error = error
         self._is_done = True
         while self._callbacks:
@@ -85,6 +94,11 @@ class Completion(core.Handle, metaclass=_Handles):
         self._callbacks.append(callback)
         while self._is_done and self._callbacks:
             self._run_next()
+
+    def remove_callback(self, callback: Callable[[], object]) -> None:
+        """Undo `add_callback`, unless the callback has run, or is about to."""
+        with suppress(ValueError):
+            self._callbacks.remove(callback)
 
     @property
     def has_callbacks(self) -> bool:
@@ -101,7 +115,7 @@ class Completion(core.Handle, metaclass=_Handles):
         """Block until this is done or has failed, at most for `limit_s`; return whether it is."""
         if self._is_done:
             return True
-        if isinstance(threading.current_thread(), ProgressThread):
+        if in_progress_thread():
             raise DistError(
                 f"{what}: this callback runs on the progress thread, which must execute the call, so waiting here would"
                 " deadlock; chain another callback with then()"
@@ -172,7 +186,7 @@ class Future(Completion):
             timeout: In seconds or a timedelta; None waits without limit.
 
         Raises:
-            DistTimeoutError: Not done in time; wait again.
+            DistTimeoutError: The value was not there in time; wait again.
             BaseException: The exception that was set instead of a value.
         """
         self.await_done(timeout, "Future.wait")
@@ -240,13 +254,14 @@ class Future(Completion):
         """Set an exception instead of a value: `wait` and `value` raise it.
 
         Raises:
-            TypeError: Not an exception.
+            TypeError: `result` is not an exception.
             RuntimeError: It is already done.
         """
         if not isinstance(result, BaseException):
             raise TypeError(f"Future.set_exception: result must be an exception, got {type(result).__name__}")
         self._refuse_second("set_exception")
         self.complete(result)
+        hand_over(result)  # to the owner of the future
 
     def _refuse_second(self, name: str) -> None:
         if self._is_done:
@@ -270,7 +285,7 @@ class WorkQueue(Protocol):
 
 
 class Work(Completion):
-    """The handle of a call that was started with `async_op=True`, or by `isend` or `irecv`.
+    """The handle of a call that was started with `async_op=True`, or by `isend`, `irecv` and their like.
 
     Do not read or write the arrays of the call before `wait` returns. The call is executed even if its Work is dropped.
 
@@ -314,8 +329,8 @@ class Work(Completion):
             timeout: In seconds or a timedelta. None waits until the call ends, which has the group's timeout.
 
         Raises:
-            DistTimeoutError: Not done in time; names the missing ranks. The call continues and the group is not broken:
-                call `wait` again.
+            DistTimeoutError: The call did not end in time; the message names the missing ranks. The call continues and
+                the group is not broken: call `wait` again.
             DistError: The call failed; every `wait` raises its error. Or a callback waits for a later call.
         """
         if not self._is_done and self.queue is not None:
@@ -332,6 +347,7 @@ class Work(Completion):
             else:
                 queue.wait_for(self, self._error_prefix, seconds(timeout))
         if self._error is not None:
+            hand_over(self._error)
             raise self._error
         return True
 
@@ -341,27 +357,29 @@ class Work(Completion):
 
     def is_success(self) -> bool:
         """Return True once the call is done and did not fail."""
-        return self._is_done and self._error is None
+        return self._is_done and self.exception() is None
 
     def exception(self) -> BaseException | None:
         """Return the error of the call; None if it did not fail, or is not done."""
+        if self._error is not None:
+            hand_over(self._error)
         return self._error
 
     def result(self) -> Any:
-        """Wait and return the output, as the sync call does."""
+        """Wait and return the output, as the sync call does; of an `irecv_object_list`, the list that was sent."""
         self.wait()
         return self._value
 
     def source_rank(self) -> int:
-        """Wait and return the global rank of the sender, for an `irecv`.
+        """Wait and return the global rank of the sender, for an `irecv` or `irecv_object_list`.
 
         Raises:
-            ValueError: The call is not an `irecv`.
+            ValueError: The call is another one.
         """
         raise ValueError(f"{self._error_prefix}: only the Work of an irecv has a source rank")
 
     def get_future(self) -> Future:
-        """Return a Future of the call; its value is the list of the arrays that the call writes."""
+        """Return a Future of the call; its value is the list of the arrays, or the objects, that the call writes."""
         future = Future()
         self.add_callback(lambda: self._complete_future(future))
         self.hasten()

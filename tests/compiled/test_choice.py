@@ -57,8 +57,12 @@ def test_the_core_is_taken_unless_python_is_chosen(tmp_path, choice, said):
 
 
 def test_an_unknown_choice_is_an_error():
-    done = python("import meshdist", MESHDIST_CORE="fast")
-    assert "ImportError: MESHDIST_CORE must be one of auto, python, require, got 'fast'" in done.stderr
+    said = "MESHDIST_CORE must be one of auto, python, require, got 'fast'"
+    for start in ("dist.init_process_group()", "dist.run(lambda: None, 1)"):
+        done = python(f"import meshdist as dist; print(dist.core.status()); {start}", MESHDIST_CORE="fast")
+        assert done.stdout == f"not used: {said}\n"
+        assert f"ValueError: {said}" in done.stderr
+        assert "core/__init__.py" not in done.stderr
 
 
 def without_core(tmp_path):
@@ -68,9 +72,12 @@ def without_core(tmp_path):
 
 
 def test_a_core_that_is_required_and_missing_is_an_error(tmp_path):
-    done = python("import meshdist", without_core(tmp_path), MESHDIST_CORE="require")
-    assert "ImportError: MESHDIST_CORE=require, but there is no compiled core: it was not built" in done.stderr
-    done = python("import meshdist as dist; print(dist.core.status())", without_core(tmp_path / "again"))
+    place = without_core(tmp_path)
+    for start in ("dist.init_process_group()", "dist.run(lambda: None, 1)"):
+        done = python(f"import meshdist as dist; {start}", place, MESHDIST_CORE="require")
+        assert "ImportError: MESHDIST_CORE=require, but there is no compiled core: it was not built" in done.stderr
+        assert "core/__init__.py" not in done.stderr
+    done = python("import meshdist as dist; print(dist.core.status())", place)
     assert done.stdout == "not used: it was not built\n"
 
 
@@ -84,7 +91,7 @@ def test_a_core_that_does_not_fit_is_not_taken(tmp_path, content, why):
     (place / "meshdist" / "core" / name).write_text(content)
     done = python("import meshdist as dist; print(dist.core.status())", place, MESHDIST_CORE="auto")
     assert done.stdout.startswith(f"not used: {why}"), done
-    done = python("import meshdist", place, MESHDIST_CORE="require")
+    done = python("import meshdist; meshdist.init_process_group()", place, MESHDIST_CORE="require")
     assert why in done.stderr
 
 

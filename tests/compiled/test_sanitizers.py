@@ -29,6 +29,7 @@ import meshdist as dist
 def main(rank, size):
     dist.init_process_group("gloo", timeout=60)
     lists = [np.zeros(3) for _ in range(size)]
+    row = dist.init_device_mesh("cpu", (size,), mesh_dim_names=("x",))
     for op, dtype in itertools.product(("sum", "max", "product", "band", "avg"), ("f4", "f8", "i2", "u1", "c8", "?")):
         for count in (0, 1, 7, 1000):
             x = np.ones(count, dtype)
@@ -68,6 +69,25 @@ def main(rank, size):
                     work.wait()
                 for sender in (0, 1):
                     dist.send(long, 1 - rank) if rank == sender else dist.recv(into, 1 - rank)
+        if rank:
+            for tag in (6, 1, 2, 3, 4, 5):
+                objects = [b"." * (number << 9)]
+                dist.send(y, 0, tag=tag) if tag not in (4, 5) else dist.send_object_list(objects, 0, tag=tag)
+        else:
+            for _ in range(1, size):
+                dist.recv(y, tag=6)
+                dist.irecv(y, tag=1).wait()
+                dist.wait_any([dist.irecv(y, tag=2)])
+                dist.recv(y, dist.probe(tag=3).source, tag=3)
+                while dist.iprobe(tag=4) is None:
+                    pass
+                dist.recv_object_list([None], tag=4)
+                dist.irecv_object_list(tag=5).result()
+        around = (rank + 1) % size, (rank - 1) % size
+        dist.sendrecv(y, np.zeros(2), *around)
+        for _ in range(3):
+            row.shift(y, out=np.zeros(2))
+            row.halo_exchange(np.ones((4, 3)), periodic=bool(number % 2))
         long, longs = np.ones(50_000), [np.zeros(50_000) for _ in range(size)]
         dist.all_reduce(long, "max")
         dist.broadcast(long, src=number % size)

@@ -167,7 +167,7 @@ def waiting_messages():
     wrong = [
         ("isend and irecv; send would wait", lambda: dist.send(x, other)),
         ("isend and irecv; recv would wait", lambda: dist.recv(x, other)),
-        ("isend and irecv; send would wait", lambda: dist.send_object_list([1], other)),
+        ("isend and irecv; send_object_list would wait", lambda: dist.send_object_list([1], other)),
         ("; got barrier", dist.barrier),
     ]
     for text, call in wrong:

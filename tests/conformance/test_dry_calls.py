@@ -126,6 +126,9 @@ def test_messages_of_all_kinds():
         objects = ["mine", 1]
         assert dist.recv_object_list(objects, 0) == 0
         assert objects == [None, None]
+        dist.isend_object_list(["a", 2], 0, tag=4).wait()
+        work = dist.irecv_object_list(0, tag=4)
+        assert (work.result(), work.source_rank()) == ([None], 0)
 
 
 def test_strided_and_swapped_arrays():

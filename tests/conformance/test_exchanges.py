@@ -130,7 +130,7 @@ def probing(num_bytes):
         return
     for src in range(size - 1, 0, -1):
         for info in (dist.probe(src, tag=src), dist.iprobe(src, tag=src), dist.probe(src, tag=None)):
-            cases.same(info, (src, src, num_bytes, np.uint8), "probe")
+            cases.same(info, (src, src, num_bytes, np.uint8, None), "probe")
         cases.same(dist.iprobe(src, tag=99), None, "iprobe of a tag that nobody sends")
     for _ in range(size - 1):
         info = dist.probe(tag=None)
@@ -143,6 +143,30 @@ def probing(num_bytes):
 @pytest.mark.parametrize("num_bytes", [8, 1536 * KIB])
 def test_probes_find_what_is_received_next(world_of_several, num_bytes):
     world_of_several.run(probing, num_bytes)
+
+
+def known_messages_that_were_probed():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x, y = np.full(3, float(rank)), np.zeros(3)
+    for _ in range(4):  # later ones are of a known kind
+        if rank == 0:
+            for src in range(1, size):
+                dist.recv(y, src)
+        else:
+            dist.send(x, 0)
+    for number in range(6):
+        if rank == 0:
+            for src in range(1, size):
+                if number % 2:  # all that have come leave their rings
+                    dist.probe(src)
+                dist.recv(y, src)
+                cases.same(y.tolist(), [100 * number + src] * 3, f"message {number} of rank {src}")
+        else:
+            dist.send(x + 100 * number, 0)
+
+
+def test_messages_are_received_in_order_whether_they_were_probed_or_not(world_of_several):
+    world_of_several.run(known_messages_that_were_probed)
 
 
 def late_message():
@@ -159,7 +183,7 @@ def late_message():
 
 def test_a_probe_waits(world_of_several):
     info, source = world_of_several.run(late_message)[0]
-    assert (info, source, info.nbytes) == ((1, 2, 12, np.float32), 1, 12)
+    assert (info, source, info.nbytes) == ((1, 2, 12, np.float32, None), 1, 12)
 
 
 def until_it_is_there():
@@ -183,9 +207,9 @@ def probes_along_a_group():
     if rank == 2:
         group.send(np.zeros(2), 1)
     elif rank == 0:
-        cases.same(group.probe(), (0, 0, 16, np.float64), "probe of a group")
-        cases.same(group.iprobe(src=0), (0, 0, 16, np.float64), "iprobe of a group")
-        cases.same(dist.probe(2, group), (2, 0, 16, np.float64), "probe with a global rank")
+        cases.same(group.probe(), (0, 0, 16, np.float64, None), "probe of a group")
+        cases.same(group.iprobe(src=0), (0, 0, 16, np.float64, None), "iprobe of a group")
+        cases.same(dist.probe(2, group), (2, 0, 16, np.float64, None), "probe with a global rank")
         dist.probe(group_src=-1, group=group)
         cases.same(dist.iprobe(), None, "iprobe of the world")
         group.recv(np.zeros(2))
@@ -237,9 +261,9 @@ def test_in_dry_runs_accounts_and_profiles():
             assert y.tolist() == [0] * 4  # nobody sends in a dry run
             assert dist.sendrecv(np.arange(4.0), y, 3, 3) == 3
             assert y.tolist() == [0, 1, 2, 3]
-        assert account.as_dict()["tp"]["isend"]["nbytes"] == 32
-        assert dist.probe(5, tag=2) == (5, 2, 0, None)
-        assert dist.iprobe() == (4, 0, 0, None)
+        assert account.as_dict()["tp"]["sendrecv"]["nbytes"] == 32
+        assert dist.probe(5, tag=2) == (5, 2, 0, None, None)
+        assert dist.iprobe() == (4, 0, 0, None, None)
         work = dist.irecv(y, 3)
         dist.send(np.full(4, 5.0), 3)
         assert work.wait()

@@ -1,5 +1,7 @@
 """Objects: any that can be pickled, of any size; lists that do not fit."""
 
+import traceback
+
 import cases
 import numpy as np
 import pytest
@@ -22,19 +24,20 @@ def collectives():
     rank, size = dist.get_rank(), dist.get_world_size()
     for root in range(size):
         objects = [some_object(rank), ("a", rank), None]
-        assert dist.broadcast_object_list(objects, root) is None
+        assert dist.broadcast_object_list(objects, root) is objects
         same_object(objects[0], some_object(root), "broadcast_object_list")
         cases.same(objects[1:], [("a", root), None], "broadcast_object_list")
         taken = [None] * size if rank == root else None
-        dist.gather_object(some_object(rank), taken, root)
+        assert dist.gather_object(some_object(rank), taken, root) is taken
         for other, item in enumerate(taken or []):
             same_object(item, some_object(other), "gather_object")
         out = [None, "kept"]
-        dist.scatter_object_list(out, [some_object(other) for other in range(size)] if rank == root else None, root)
+        given = [some_object(other) for other in range(size)] if rank == root else None
+        assert dist.scatter_object_list(out, given, root) is out
         same_object(out[0], some_object(rank), "scatter_object_list")
         cases.same(out[1:], ["kept"], "scatter_object_list")
     taken = [None] * size
-    dist.all_gather_object(taken, some_object(rank))
+    assert dist.all_gather_object(taken, some_object(rank)) is taken
     for other, item in enumerate(taken):
         same_object(item, some_object(other), "all_gather_object")
     dist.broadcast_object_list([], 0)
@@ -93,7 +96,28 @@ def not_picklable():
         words = rf"^{where}: an object of type function cannot be pickled: .*<lambda>.*; pass data, or functions"
         with pytest.raises(TypeError, match=words) as caught:
             call()
-        assert "lambda" in str(caught.value.__cause__)
+        told = "".join(traceback.format_exception(caught.value))
+        assert told.count("Traceback (most recent call last)") == 1
+
+
+class Fails:
+    def __reduce__(self):
+        raise ZeroDivisionError("of the object's own")
+
+
+def not_picklable_by_its_own_code():
+    """The traceback of the object's code comes before that of the call, once."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    words = "an object of type Fails cannot be pickled: of the object's own; pass data"
+    for call in (
+        lambda: dist.all_gather_object([None] * size, Fails()),
+        lambda: dist.send_object_list([1, Fails()], (rank + 1) % size),
+    ):
+        with pytest.raises(TypeError, match=words) as caught:
+            call()
+        told = "".join(traceback.format_exception(caught.value))
+        assert told.count("Traceback (most recent call last)") == 2
+        assert told.count("in __reduce__") == 1
 
 
 def refused():
@@ -111,7 +135,7 @@ def refused():
             call()
 
 
-@pytest.mark.parametrize("program", [not_picklable, refused])
+@pytest.mark.parametrize("program", [not_picklable, not_picklable_by_its_own_code, refused])
 def test_what_is_refused_before_anything_is_sent(world_of_several, program):
     world_of_several.run(program)
 

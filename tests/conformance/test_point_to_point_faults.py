@@ -65,10 +65,10 @@ def misfit(num_bytes, asynchronous):
         if asynchronous:
             work = group.irecv(y, 0)
             for _ in range(2):
-                fails(dist.DistBackendError, work.wait, f"{num_bytes} bytes", f"{num_bytes + 1}", "irecv")
+                fails(dist.DistBackendError, work.wait, f"uint8[{num_bytes}]", f"{num_bytes + 1}", "irecv")
             assert isinstance(work.exception(), dist.DistBackendError)
         else:
-            fails(dist.DistBackendError, lambda: group.recv(y, 0), f"{num_bytes} bytes", f"{num_bytes + 1}", "recv")
+            fails(dist.DistBackendError, lambda: group.recv(y, 0), f"uint8[{num_bytes}]", f"{num_bytes + 1}", "recv")
         cases.same(set(y.tolist()), {7}, "an array that nothing fits")
         dist.send(np.zeros(1), 0)
 
@@ -183,7 +183,7 @@ def test_a_short_isend_of_an_exchange_does_not_wait_for_its_receiver(worlds):
 
 
 def test_a_limit_beyond_the_buffers(worlds):
-    with WorkerSet(worlds.nursery, 2, {"MESHDIST_EAGER_LIMIT": "1000000000"}) as workers:
+    with WorkerSet(worlds.nursery, 2, {"MESHDIST_EAGER_LIMIT": str(256 * KIB)}) as workers:
         workers.join()
         for num_bytes, _ in itertools.product((100_000, 128 * KIB, 300 * KIB), range(2)):
             workers.start(largest_buffered, num_bytes)

@@ -189,8 +189,8 @@ def broken(kind):
     if rank == 0:
         works = [begin(np.ones(2), group) for _ in range(3)]
         words = "failed: enough" if kind == "abort" else r"(?s)all_reduce.*broadcast|broadcast.*all_reduce"
-        for work in works:
-            with pytest.raises(dist.DistBackendError, match=words):
+        for number, work in enumerate(works):  # the errors of the later ones may name the first in a sentence
+            with pytest.raises(dist.DistBackendError, match=f"{words}|earlier failure" if number else words):
                 work.wait()
         with pytest.raises(dist.DistBackendError, match="earlier failure"):
             begin(np.ones(2), group)
@@ -516,7 +516,7 @@ def long_messages_of_other_sizes():
         group.isend(np.ones(LONG), 1)
         dist.barrier()
     else:
-        with pytest.raises(dist.DistBackendError, match=rf"sent {8 * LONG} bytes .*\({8 * LONG + 8} bytes\)"):
+        with pytest.raises(dist.DistBackendError, match=rf"sent float64\[{LONG}\], .* float64\[{LONG + 1}\]$"):
             group.recv(np.ones(LONG + 1), 0)
         dist.barrier()
 

@@ -9,7 +9,8 @@ import pytest
 
 from meshdist.runtime.departure import Departure, describe
 from meshdist.runtime.host_identity import Card, host_id, my_card
-from meshdist.system.processes import ProcessWatch, started_at
+from meshdist.system import processes
+from meshdist.system.processes import ProcessWatch, fields_of, started_at
 
 pytestmark = [
     pytest.mark.timeout(30),
@@ -63,9 +64,27 @@ def test_the_end_of_a_process_is_seen(child, monkeypatch, with_pidfd, reaped):
     watch.close()
 
 
+def test_the_status_of_another_users_zombie_is_unknown_where_the_kernel_says_0(child, monkeypatch):
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    watch = watch_of(child)
+    child.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert watch.status() == -signal.SIGKILL
+    hidden = [*fields_of(child.pid)[:-1], "0"]
+    monkeypatch.setattr(processes, "fields_of", lambda pid: hidden)
+    assert watch.status() == 0
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert watch.status() is None
+
+
 @pytest.mark.parametrize("reaped", [True, False])
 @pytest.mark.parametrize(
-    ("end", "how"), [("os.kill(os.getpid(), 9)", "was killed by SIGKILL"), ("os._exit(3)", "exited with status 3")]
+    ("end", "how"),
+    [
+        ("os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+        ("os._exit(3)", "exited with status 3"),
+        ("os._exit(0)", "exited with status 0, without destroy_process_group()"),
+    ],
 )
 def test_how_a_process_ended(end, how, reaped):
     code = f"import os; input(); {end}"

@@ -133,6 +133,11 @@ class GlooBackend(Backend):
     def own_messages(self) -> OwnMessages:
         return (self._p2p or self._make_p2p()).own
 
+    def left_over(self) -> list[tuple[int, int]]:
+        if self._p2p is None and self._shared is not None and self._shared.region.has_mail(self.rank):
+            self._make_p2p()
+        return [] if self._p2p is None else self._p2p.left_over()
+
     def fast_send(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
         return None if self._p2p is None else self._p2p.fast_send(dst, tag, dtype, shape)
 
@@ -195,6 +200,8 @@ class GlooBackend(Backend):
 
     def _set_up(self) -> Iterator[Waitable]:
         self._shared = ShmGroup(self, (yield from shared_segment(self)))
+        if self._p2p is not None:
+            self._p2p.share(self._shared.region)
         yield from self._shared.wait_for_all()
 
     def _make_inter_host(self) -> InterHostCollectives:
@@ -213,6 +220,9 @@ class GlooBackend(Backend):
             p2p = self._p2p
             if p2p is None:
                 self._p2p = p2p = P2P(self)
+                # In this order: the set-up, on another thread, comes before this, or finds the messages.
+                if self._shared is not None:
+                    p2p.share(self._shared.region)
         return p2p
 
 

@@ -26,6 +26,9 @@ class Sleepable(Protocol):
 class PendingSends(Sleepable, Protocol):
     """Sends to one rank that wait for room."""
 
+    @property
+    def global_rank(self) -> int: ...
+
     def advance(self) -> None:
         """Write as much as there is room for."""
 
@@ -48,6 +51,10 @@ class GlooMatchQueue(MatchQueue[UnexpectedMessage, "GlooRecvRequest"]):
     def awaits_messages(self) -> bool:
         """Whether a receive is posted, or a message is arriving."""
         return bool(self.arriving or self.containers[0])
+
+    def sends_besides(self, sends: PendingSends | None = None) -> list[int]:
+        """Return the global ranks to which other messages than those of `sends` wait for room."""
+        return [other.global_rank for other in tuple(self.pending) if other is not sends]
 
     def progress_sends(self) -> None:
         for sends in tuple(self.pending):
@@ -89,6 +96,13 @@ class Receiver(Protocol):
 
     def receivers(self) -> Sequence[Sleepable]:
         """Return the receivers of single ranks whose bells the request arms."""
+
+
+class ProbedReceiver(Receiver, Protocol):
+    """A receiver that a probe may ask."""
+
+    def look(self, tag: int | None) -> UnexpectedMessage | None:
+        """Return the next message, and leave it, if it has the tag, any if None, and no receive for it is posted."""
 
 
 class GlooRecvRequest(RecvRequest):
@@ -169,14 +183,19 @@ class GlooProbe(Probing, GlooRecvRequest):
         wanted: int | None,
         tag: int | None,
         queue: GlooMatchQueue,
-        receiver: Receiver,
+        receiver: ProbedReceiver,
         resume: Callable[[int | None], None] | None,
     ) -> None:
         self.wanted_tag = tag
         super().__init__(*NO_ARRAY, wanted, NO_TAG if tag is None else tag, queue, receiver)
         self._resume = resume
+        self._look_in = receiver
 
     def progress(self) -> None:
+        self.message = self._look_in.look(self.wanted_tag)
+        if self.message is not None:
+            self.source = self.message.source
+            return
         if self._resume is None:
             super().progress()
             return

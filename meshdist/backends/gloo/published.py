@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from meshdist.backends.backend_options import BackendOptions
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, PeerConnectionError
@@ -84,6 +84,15 @@ def check_withdrawn(options: BackendOptions, rank: int, left_out: LeftOut, *, is
         raise peer_gone(options.describe(rank), departure, left_out)
 
 
+def check_still_there(options: BackendOptions, rank: int) -> None:
+    """Before the first message to a rank: raise DistBackendError if it has left, and will not open the channel."""
+    departure = None
+    with contextlib.suppress(DistNetworkError):  # the message may need no store
+        departure = options.gone(rank)
+    if departure is not None:
+        raise peer_gone(options.describe(rank), departure, LeftOut.RECEIVE)
+
+
 def check_why_removed(options: BackendOptions, ranks: Iterable[int], left_out: LeftOut, error: DistError) -> None:
     """After a peer's memory could not be opened: raise DistBackendError if one of `ranks` is gone.
 
@@ -154,7 +163,7 @@ class Senders:
     def __init__(self, options: BackendOptions, rank: int) -> None:
         self._options = options
         self._key = _senders_key(rank)
-        self._found: set[int] = set()
+        self.found: set[int] = set()
         self._next_s = 0.0
         self.has_asked = False  # the store has answered the last request: those found are all that had begun by then
 
@@ -164,15 +173,15 @@ class Senders:
     def find(self) -> list[int]:
         """Return the senders that are new since the last call."""
         others = len(self._options.ranks) - 1
-        if len(self._found) == others or time.monotonic() < self._next_s:
+        if len(self.found) == others or time.monotonic() < self._next_s:
             return []
         new: set[int] = set()
         self.has_asked = False
         # Without a store no new senders are found; another check reports which rank it was lost with.
         with contextlib.suppress(DistNetworkError):
             if self._options.store.check([self._key]):
-                new = set(map(int, self._options.store.get(self._key).split())) - self._found
-                self._found |= new
+                new = set(map(int, self._options.store.get(self._key).split())) - self.found
+                self.found |= new
             self.has_asked = True
         self._next_s = time.monotonic() + _PAUSE_S
         return sorted(new)
@@ -183,14 +192,25 @@ def _senders_key(dst: int) -> str:
 
 
 class Published(Waitable):
-    """Waits for the `value` that `publisher` stores under `key`; if it is gone, the error names `left_out`."""
+    """Waits for the `value` that `publisher` stores under `key`.
 
-    def __init__(self, options: BackendOptions, key: str, publisher: int, left_out: LeftOut) -> None:
+    If one of `needed` is gone, by default the publisher, the error names `left_out`.
+    """
+
+    def __init__(
+        self,
+        options: BackendOptions,
+        key: str,
+        publisher: int,
+        left_out: LeftOut,
+        needed: Sequence[int] | None = None,
+    ) -> None:
         self.value: str | None = None
         self._left_out = left_out
         self._options = options
         self._key = key
         self._publisher = publisher
+        self._needed = needed or [publisher]
         self._next_s = 0.0
 
     def ready(self) -> bool:
@@ -205,7 +225,8 @@ class Published(Waitable):
         return self.value is not None
 
     def check(self) -> None:
-        check_withdrawn(self._options, self._publisher, self._left_out)
+        for rank in self._needed:
+            check_withdrawn(self._options, rank, self._left_out)
 
     def arm(self, bell: Doorbell) -> None:
         # The bell may have rung during the pause after the last request: always ask once more before sleeping.

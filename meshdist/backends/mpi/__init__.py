@@ -1,4 +1,4 @@
-"""Backend `mpi`: the ranks of an MPI job, through mpi4py.
+"""The `mpi` backend: the ranks of an MPI job, through mpi4py.
 
 Collectives are those of the MPI library, on a communicator of the group. Before each one, the ranks compare their calls
 by messages of a few bytes (the precheck), so that a rank that is missing, has failed or calls something else is an

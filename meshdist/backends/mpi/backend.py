@@ -1,4 +1,4 @@
-"""Backend `mpi`: which collectives the MPI library carries out, and by which plan."""
+"""The `mpi` backend: which collectives the MPI library carries out, and by which plan."""
 
 from __future__ import annotations
 

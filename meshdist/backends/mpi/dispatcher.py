@@ -17,6 +17,7 @@ import numpy as np
 from meshdist.arrays.host import Array
 from meshdist.backends.mpi.arithmetic import Arithmetic
 from meshdist.backends.mpi.library import Requests, Session
+from meshdist.backends.p2p.eager_messages import MOST_EAGER_BYTES
 from meshdist.runtime.message_counts import Carried
 from meshdist.runtime.peer_monitor import Peers
 
@@ -24,7 +25,6 @@ from meshdist.runtime.peer_monitor import Peers
 _HEADER = struct.Struct("=Qqqqq16s")
 HEADER_BYTES = _HEADER.size
 EAGER, RTS, FAILED = 1, 2, 3
-MOST_EAGER_BYTES = 256 << 10
 _PACKET_TAG, _FIRST_LONG_TAG = 2, 16
 # MPI before version 4 has 32-bit counts.
 _PIECE_BYTES = 1 << 30

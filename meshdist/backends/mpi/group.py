@@ -84,6 +84,12 @@ class MpiGroup(Backend):
     def own_messages(self) -> OwnMessages:
         return (self._p2p or self.p2p()).own
 
+    def left_over(self) -> list[tuple[int, int]]:
+        if self._p2p is None:
+            return []
+        self._p2p.dispatcher.poll()
+        return self._p2p.queue.left_over()
+
     def fast_send(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
         return None if self._p2p is None else self._p2p.fast_send(dst, tag, dtype, shape)
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from meshdist.arrays.host import Array, as_bytes
 from meshdist.backends.base import FastPath
-from meshdist.backends.mpi.dispatcher import EAGER, FAILED, MOST_EAGER_BYTES, RTS, Dispatcher, Packet, pack_header
+from meshdist.backends.mpi.dispatcher import EAGER, FAILED, RTS, Dispatcher, Packet, pack_header
 from meshdist.backends.mpi.library import Member, Polled, Requests
-from meshdist.backends.p2p.eager_messages import MessageKinds, fast_recv
+from meshdist.backends.p2p.eager_messages import MOST_EAGER_BYTES, MessageKinds, fast_recv
 from meshdist.backends.p2p.match_queue import MatchQueue
 from meshdist.backends.p2p.own_messages import OwnMessages
 from meshdist.backends.p2p.requests import (

@@ -1,4 +1,4 @@
-"""The plans of backend `mpi`: the precheck, then the MPI call.
+"""The plans of the `mpi` backend: the precheck, then the MPI call.
 
 If all ranks may block inside MPI, they use the blocking call, which is fastest. Otherwise, and for async calls, it is a
 nonblocking request that is polled.

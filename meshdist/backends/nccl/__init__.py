@@ -1,1 +1,1 @@
-"""Backend `nccl`: calls on GPU arrays over NCCL, through CuPy."""
+"""The `nccl` backend: calls on GPU arrays over NCCL, through CuPy."""

@@ -1,4 +1,4 @@
-"""Backend `nccl`: the group's state, set-up, failure and end; `calls` carries out the calls."""
+"""The `nccl` backend: the group's state, set-up, failure and end; `calls` carries out the calls."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ class NcclBackend(Backend):
             poll_interval_s=50e-3,
         )
         if self.error is None and any(pair.is_busy() for pair in pairs.values()):
-            self.fail(DistError("the group is destroyed, and a message was not received"))
+            self.fail(DistError("the group was destroyed before a message was received"))
 
     def _await(self, busy: Callable[[], bool], timeout_s: float, poll_interval_s: float = 1e-3) -> None:
         deadline = Deadline(timeout_s)
@@ -253,7 +253,7 @@ class NcclBackend(Backend):
     def check_open(self) -> None:
         self.check()
         if self._is_closing:
-            raise DistError("the group is destroyed, and the other rank has not come")
+            raise DistError("the group was destroyed before the other rank arrived")
 
     def _take_device(self, error_prefix: str, device: int | None) -> None:
         with self._taking:

@@ -155,7 +155,7 @@ class NcclCalls(DeviceCalls):
         # A copy, on the caller's stream, which then goes on: the CommStream keeps the copy until it is sent.
         with self._backend.cuda.Device(int(array.device.id)):
             buffered = array.copy()
-        self.isend(replace(parcel, tensor=buffered))
+        self.isend(parcel._replace(tensor=buffered))
 
     def recv(self, parcel: Parcel) -> int:
         self.irecv(parcel).wait()

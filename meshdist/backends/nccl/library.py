@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from meshdist.errors import DistBackendError
 
 ID_BYTES = 128
-HOW_TO_INSTALL = "`pip install 'meshdist[cuda]'` installs CuPy and NCCL (cupy-cuda12x and nvidia-nccl-cu12)"
+HOW_TO_INSTALL = "`pip install cupy-cuda12x nvidia-nccl-cu12` installs CuPy and NCCL"
 
 # ncclDataType_t
 INT8, UINT8, INT32, UINT32, INT64, UINT64 = 0, 1, 2, 3, 4, 5
@@ -222,7 +222,7 @@ class Supplement:
             raise DistBackendError(self.explain(result))
 
 
-_INSTALL = "`pip install 'meshdist[cuda]'` installs it (cupy-cuda12x, or cupy-cuda13x for CUDA 13)"
+_INSTALL = "`pip install cupy-cuda12x` installs it (cupy-cuda13x for CUDA 13)"
 _INSTALL_NCCL = "`pip install nvidia-nccl-cu12` installs it (nvidia-nccl-cu13 for CUDA 13)"
 _SYSTEM = (
     "/usr/lib/*-linux-gnu",

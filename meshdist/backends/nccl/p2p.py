@@ -1,4 +1,4 @@
-"""Messages of backend `nccl`: those posted together are one operation, unordered with respect to collectives.
+"""Messages of the `nccl` backend: those posted together are one operation, unordered with respect to collectives.
 
 NCCL sends messages on a communicator, which both ranks have to create. The first message must not wait for that: in a
 ring, every rank would wait for the next. So a thread creates it with the other rank, at a moment when both can

@@ -1,4 +1,4 @@
-"""The options of backend nccl: by argument, and by torch's environment variables."""
+"""The options of the nccl backend: by argument, and by torch's environment variables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BLOCKING_WAIT = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
 
 
 class ProcessGroupNCCL:
-    """Holds `Options`, as torch's class of this name does; groups of backend nccl are made by `new_group`.
+    """Holds `Options`, as torch's class of this name does; groups of the nccl backend are made by `new_group`.
 
     Example:
         >>> import meshdist as dist
@@ -26,7 +26,7 @@ class ProcessGroupNCCL:
 
     @dataclass(slots=True)
     class Options:
-        """The `pg_options` of backend nccl.
+        """The `pg_options` of the nccl backend.
 
         Attributes:
             is_high_priority_stream: Run the group's calls on a stream of high priority, before kernels that wait for

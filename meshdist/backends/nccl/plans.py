@@ -1,4 +1,4 @@
-"""The plans of backend `nccl`: what is enqueued for a collective.
+"""The plans of the `nccl` backend: what is enqueued for a collective.
 
 A plan has three parts, all on the stream of the call. `prepare` turns the user's arrays into arrays that NCCL can
 take, by CuPy kernels if needed; `go` enqueues NCCL's operations; `finish` moves the results to the user's arrays. For

@@ -1,4 +1,4 @@
-"""The reductions of backend `nccl`."""
+"""The reductions of the `nccl` backend."""
 
 from __future__ import annotations
 

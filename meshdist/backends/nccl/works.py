@@ -53,7 +53,7 @@ class DeviceWork(Work):
         """Make the current stream, or with a timeout the host, wait for the call; return True.
 
         Raises:
-            DistTimeoutError: Not done in time. The call continues; call `wait` again.
+            DistTimeoutError: The call did not end in time. It continues; call `wait` again.
             DistError: The call failed.
         """
         deadline = None if timeout is None else Deadline(timeout)

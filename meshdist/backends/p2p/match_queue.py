@@ -93,6 +93,13 @@ class MatchQueue(Generic[M, R]):
         queues = [queue for (src, _), queue in self._unexpected.items() if source in (src, None)]
         return [message for queue in queues for _, message in queue]
 
+    def left_over(self) -> list[tuple[int, int]]:
+        """Return the source and the tag of each message that has arrived and was not received."""
+        with self.lock:
+            return [
+                (source, tag) for (source, tag), queue in self._unexpected.items() if source is not None for _ in queue
+            ]
+
     def instead(self, source: int | None, tag: int, arrived: Collection[tuple[int, int]] = ()) -> str:
         """Return which messages are there instead of an awaited one; empty if none are.
 

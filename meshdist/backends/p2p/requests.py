@@ -8,8 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.arrays.host import OBJECT_SIZES, Array, as_bytes, describe_array
-from meshdist.backends.p2p.eager_messages import OBJECTS, dtype_named, text_of
+from meshdist.arrays.host import Array, as_bytes, describe_array, dtype_of_objects
+from meshdist.backends.p2p.eager_messages import (
+    ANY_OBJECTS,
+    OBJECTS,
+    dtype_named,
+    fits,
+    label_of_name,
+    number_of_objects,
+    text_of,
+)
 from meshdist.backends.p2p.match_queue import MatchQueue
 from meshdist.errors import DistBackendError
 from meshdist.runtime.waiting import Doorbell, Found, Incoming, Probe, Waitable
@@ -17,7 +25,10 @@ from meshdist.system.plurals import counted
 
 
 class RecvRequest(Incoming):
-    """A posted receive from the rank `wanted`, None for any; `message` is set once matched, `done` at the end."""
+    """A posted receive from the rank `wanted`, None for any; `message` is set once matched, `done` at the end.
+
+    That of a list of objects, as the dtype tells, gets a `pickle` as long as the message; its own array stays empty.
+    """
 
     def __init__(
         self, array: Array, dtype_name: bytes, wanted: int | None, tag: int, queue: MatchQueue[Any, Any]
@@ -36,24 +47,44 @@ class RecvRequest(Incoming):
     def target(self, source: int, num_bytes: int, dtype: bytes) -> Array | None:
         """Return the bytes of the array for a message; None if it does not fit, which completes with an error."""
         self.source = source
-        if num_bytes == self._array.nbytes and dtype == self._dtype_name:
+        if num_bytes == self._array.nbytes and fits(dtype, self._dtype_name):
             return as_bytes(self._array)
+        if self._takes_objects(dtype):
+            self.pickle = np.empty(num_bytes, dtype_of_objects(number_of_objects(dtype)))
+            return as_bytes(self.pickle)
         self._error = DistBackendError(f"{self.queue.describe(source)} sent {self._other(num_bytes, dtype)}")
         self._error.is_misfit = True
+        self._error.sent_label = label_of_name(dtype) if self._has_place_for(num_bytes, dtype) else ""
         self.complete()
         return None
 
+    def _takes_objects(self, dtype: bytes) -> bool:
+        wanted = self._dtype_name
+        return wanted.startswith(OBJECTS) and (dtype == wanted or (wanted == ANY_OBJECTS and dtype.startswith(OBJECTS)))
+
+    def _has_place_for(self, num_bytes: int, dtype: bytes) -> bool:
+        return num_bytes == self._array.nbytes and text_of(dtype) == text_of(self._dtype_name)
+
     def _other(self, num_bytes: int, dtype: bytes) -> str:
         """Return what came, and that it is something else than the array is for."""
-        size, objects = counted(num_bytes, "byte"), counted(num_bytes // OBJECT_SIZES.itemsize, "object")
-        if dtype == self._dtype_name == OBJECTS:
-            return f"{objects}, but the list has room for {self._array.size}"
-        if dtype == OBJECTS:
-            return f"a list of {objects}, not an array; receive it with recv_object_list"
-        if self._dtype_name == OBJECTS:
+        size, sent = counted(num_bytes, "byte"), number_of_objects(dtype)
+        if sent is not None and self._dtype_name.startswith(OBJECTS):
+            length = counted(number_of_objects(self._dtype_name) or 0, "element")
+            return f"{counted(sent, 'object')}, but object_list has {length}; it must have one for each object"
+        if sent is not None:
+            return f"a list of {counted(sent, 'object')}, not an array; receive it with recv_object_list"
+        if self._dtype_name.startswith(OBJECTS):
             return f"an array ({text_of(dtype)}, {size}), not a list of objects; receive it with recv"
-        room = f"{describe_array(self._array)} ({counted(self._array.nbytes, 'byte')})"
-        return f"{size} of {text_of(dtype)}, but the receiving array is {room}"
+        if self._has_place_for(num_bytes, dtype):
+            return "an array in a call that differs from this one"
+        kind, room = dtype_named(dtype), describe_array(self._array)
+        if kind is not None and kind.itemsize and num_bytes % kind.itemsize == 0:
+            number = num_bytes // kind.itemsize
+            if self._array.ndim == 1:
+                return f"{kind}[{number}], but the receiving array is {room}"
+            return f"{counted(number, 'element')} of {kind}, but the receiving array has {self._array.size}: {room}"
+        room_size = counted(self._array.nbytes, "byte")
+        return f"{size} of {text_of(dtype)}, but the receiving array is {room} ({room_size})"
 
     def complete(self) -> None:
         """Mark as done, and wake the waiting thread: another one may have made the progress."""
@@ -242,7 +273,9 @@ class Probing(RecvRequest, Probe):
     def found(self) -> Found:
         message = self._look()
         assert message is not None, "asked once the probe is ready"
-        return Found(message.source, message.tag, message.num_bytes, dtype_named(message.dtype))
+        number = number_of_objects(message.dtype)
+        dtype = dtype_named(message.dtype) if number is None else None
+        return Found(message.source, message.tag, message.num_bytes, dtype, number)
 
     def _look(self) -> UnexpectedMessage | None:
         if self.message is None:

@@ -9,6 +9,7 @@ from meshdist.backends.base import Backend
 from meshdist.backends.gloo.match import GlooMatchQueue, GlooRecvRequest
 from meshdist.backends.gloo.published import Senders, find_departure
 from meshdist.backends.gloo.shm.receiver import ShmReceiver
+from meshdist.backends.p2p.requests import UnexpectedMessage
 from meshdist.runtime.departure import Departure, LeftOut, any_of, nobody_left, peer_gone
 from meshdist.runtime.peer_monitor import PeerMonitor
 from meshdist.runtime.waiting import Incoming
@@ -65,10 +66,19 @@ class AnySource:
                     self._receivers[request.source] = self._receivers.pop(request.source)
                 return
 
+    def look(self, tag: int | None) -> UnexpectedMessage | None:
+        looks = (receiver.look(tag) for receiver in self.receivers())
+        return next((message for message in looks if message is not None), None)
+
     def new_senders(self) -> list[int]:
         """Return the ranks that have begun to send to this one since the last call."""
         self._senders.poll_now()
         return self._senders.find()
+
+    def all_senders(self) -> list[int]:
+        """Return the ranks that have begun to send to this one; one request to the store, or two."""
+        self.new_senders()
+        return sorted(self._senders.found)
 
     def check(self) -> None:
         unknown = []

@@ -20,6 +20,7 @@ from meshdist.arrays.host import Array
 from meshdist.backends.base import Backend, FastPath
 from meshdist.backends.gloo.match import GlooMatchQueue, GlooProbe, GlooRecvRequest, Receiver
 from meshdist.backends.gloo.p2p.any_source import AnySource
+from meshdist.backends.gloo.published import check_still_there
 from meshdist.backends.gloo.shm.channel import LONGEST_WHOLE
 from meshdist.backends.gloo.shm.fast_path import LONGEST_ANNOUNCED
 from meshdist.backends.gloo.shm.receiver import ShmReceiver
@@ -30,16 +31,20 @@ from meshdist.backends.p2p.requests import post
 from meshdist.errors import DistError
 from meshdist.runtime.departure import Departure
 from meshdist.runtime.waiting import Incoming, Probe, Waitable
+from meshdist.store.exchange import brief
 from meshdist.system.deadline import Deadline
 
 if TYPE_CHECKING:
     from meshdist.backends.gloo.p2p.remote import RemoteP2P
+    from meshdist.backends.gloo.shm.shared_region import SharedRegion
     from meshdist.backends.gloo.tcp.receiver import TcpReceiver
     from meshdist.backends.gloo.tcp.sender import TcpSender
 
 # The longest message that is buffered: a few of them are to have room in the ring.
 _LARGEST_ENTRY = LONGEST_WHOLE // 8 - 128
 _DELIVERY_S = 5.0
+# How long a rank looks at its end for messages that it has not received.
+_LOOK_S = 1.0
 
 
 class P2P:
@@ -51,6 +56,7 @@ class P2P:
         self._senders: dict[int, ShmSender | TcpSender] = {}
         self._opening = threading.Lock()
         self._receivers: dict[int, ShmReceiver | TcpReceiver] = {}
+        self._region: SharedRegion | None = None
         self.remote: RemoteP2P | None = None
         elsewhere = backend.options.remote_ranks()
         if elsewhere:  # a group on one host does not load the modules for TCP
@@ -66,7 +72,11 @@ class P2P:
             self._receiver(rank)
 
     def send(self, array: Array, dst: int, tag: int) -> Waitable:
-        sender = self._senders.get(dst) or self._sender(dst)
+        sender = self._senders.get(dst)
+        if sender is None:
+            sender = self._sender(dst)
+            if tag >= 0:
+                check_still_there(self._backend.options, dst)
         return sender.post(array, tag, self._kinds.names[array.dtype], self._kinds.eager_bytes)
 
     def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
@@ -101,6 +111,26 @@ class P2P:
         receiver, kind = self._receivers.get(src), self._kinds.kind(tag, dtype, shape)
         return None if receiver is None or kind is None else receiver.fast_path(kind)
 
+    def left_over(self) -> list[tuple[int, int]]:
+        """Return what `Backend.left_over` does."""
+        self._open_channels()
+        in_channels = [
+            (src, tag)
+            for src, receiver in self._receivers.items()
+            if isinstance(receiver, ShmReceiver)
+            for tag in receiver.unread_tags()
+        ]
+        return [*self._queue.left_over(), *in_channels]
+
+    def share(self, region: SharedRegion) -> None:
+        """From now on, record in the group's shared memory which ranks this one has begun to send to.
+
+        So a rank that has received nothing knows at the end, without a request to the store, that there is nothing.
+        """
+        self._region = region
+        for dst in list(self._senders):
+            region.set_mail(dst)
+
     def fail(self, departure: Departure) -> None:
         self._end(departure)
         if self.remote is not None:
@@ -131,6 +161,9 @@ class P2P:
                 remote = self._remote_of(dst)
                 sender = remote.sender(dst) if remote else ShmSender(self._backend, dst, self._queue)
                 self._senders[dst] = sender
+                # In this order: `share` comes before this, or finds the sender.
+                if self._region is not None:
+                    self._region.set_mail(dst)
         return sender
 
     def _receiver(self, src: int) -> ShmReceiver | TcpReceiver:
@@ -141,6 +174,23 @@ class P2P:
                 receiver = remote.receiver(src) if remote else ShmReceiver(self._backend, src, self._queue)
                 self._receivers[src] = receiver
         return receiver
+
+    def _open_channels(self) -> None:
+        # Of ranks that this one has neither received from nor looked for messages of.
+        region, rank = self._region, self._backend.rank
+        if region is not None and not region.has_mail(rank):
+            return
+        if all(other == rank or self._is_open(other) for other in range(self._backend.size)):
+            return
+        with suppress(DistError), brief(_LOOK_S):  # the store, or a sender with what it has sent, is gone
+            for src in self._any_source.all_senders():
+                receiver = self._receiver(src)
+                if isinstance(receiver, ShmReceiver) and receiver.channel is None:
+                    receiver.next_tag()
+
+    def _is_open(self, src: int) -> bool:
+        receiver = self._receivers.get(src)
+        return receiver is not None and (not isinstance(receiver, ShmReceiver) or receiver.channel is not None)
 
     def _next_messages(self) -> list[tuple[int, int]]:
         found = []

@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -169,9 +170,18 @@ class Channel:
         """Return the header of the next entry, if any; it stays until `drop`. Not to be called within a message."""
         words = self.words
         tail = words[TAIL]
-        if words[HEAD] == tail:
-            return None
-        place = RING + tail % self.ring_bytes
+        return None if words[HEAD] == tail else self._header_at(tail)
+
+    def peek_all(self) -> Iterator[Header]:
+        """Yield the headers of the entries from the next one on, up to the first whose sender waits; as `peek`."""
+        place, head = self.words[TAIL], self.words[HEAD]
+        while place < head:
+            header = self._header_at(place)
+            yield header
+            place = place + entry_bytes(header.num_bytes) if header.kind == EAGER else head
+
+    def _header_at(self, count: int) -> Header:
+        place = RING + count % self.ring_bytes
         return Header(*_KIND.unpack_from(self.memory, place), *_OWN.unpack_from(self.memory, place + _KIND.size))
 
     def drop(self) -> None:

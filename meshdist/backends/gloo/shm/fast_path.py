@@ -59,10 +59,11 @@ class RingWriter(Protocol):
     @property
     def waiting(self) -> Sized: ...
     def follow(self, kind: MessageKind, array: Array, number: int) -> Waitable: ...
-    def finish(self, kind: MessageKind, array: Array, number: int, error_prefix: str) -> None: ...
+    def finish(self, kind: MessageKind, data: Array | bytes, number: int, error_prefix: str) -> None: ...
 
 
 class RingReader(Protocol):
+    src: int
     peer: Peer
     channel: Channel | None
     moving: threading.Lock
@@ -86,7 +87,7 @@ def shm_fast_send(sender: RingWriter, kind: MessageKind) -> FastPath | None:
         nothing: tuple[str, ...] = ()
         rest = None if kind.is_eager else partial(sender.finish, kind)
         follow = partial(sender.follow, kind) if kind.may_be_announced else None
-        return _compiled(False, channel, kind, lock.locked, (waiting,), sender, nothing, rest, follow)
+        return _compiled(False, channel, kind, lock.locked, (waiting,), nothing, sender, nothing, rest, follow)
 
     def send(array: Array) -> bool:
         with lock:
@@ -123,13 +124,13 @@ def shm_fast_recv(receiver: RingReader, kind: MessageKind) -> FastPath | None:
     start_bytes = len(start)
     if core.module is not None:
         busy = ("coming", "left_over")
-        empty = queue.containers
-        return _compiled(True, channel, kind, moving.locked, empty, receiver, busy)
+        keys = (receiver.src, kind.tag), (None, kind.tag)
+        return _compiled(True, channel, kind, moving.locked, queue.containers, keys, receiver, busy)
 
     def take(array: Array) -> bool | None:
         tail = words[TAIL]
         if words[HEAD] == tail:
-            return None
+            return None if queue.is_idle else False  # a message may have left the ring, as after a probe
         if not moving.acquire(False):
             return False
         try:
@@ -161,15 +162,15 @@ def _compiled(
     channel: Channel,
     kind: MessageKind,
     locked: Callable[[], bool],
-    empties: tuple[Sized, ...],
+    queues: tuple[Sized, ...],
+    keys: tuple[Any, ...],
     owner: RingWriter | RingReader,
     nones: tuple[str, ...],
-    rest: Callable[[Array, int, str], None] | None = None,
+    rest: Callable[[Array | bytes, int, str], None] | None = None,
     follow: Callable[[Array, int], Waitable] | None = None,
 ) -> FastPath:
-    _, start, length, _ = _entry(kind, channel.ring_bytes)
+    _, start, _, _ = _entry(kind, channel.ring_bytes)
     words = HEAD, TAIL, PACE, channel.others_state, channel.others_bells, TAKEN, WRITTEN, MODE
-    sizes = UNIT, kind.num_bytes, length
     ring = RING, channel.ring_bytes
     wake, announced, pid = partial(owner.peer.wake, channel), owner.queue.announced, owner.peer.card.pid
     return core.Ring(
@@ -177,10 +178,11 @@ def _compiled(
         channel.memory,
         ring,
         words,
-        sizes,
+        UNIT,
         start,
         locked,
-        empties,
+        queues,
+        keys,
         owner,
         nones,
         wake,

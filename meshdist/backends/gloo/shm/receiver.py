@@ -52,7 +52,7 @@ class ShmReceiver:
         self.spin_s = Incoming.spin_s
         self.channel: Channel | None = None  # the channel from the rank; None until it has sent something
         self._options = backend.options
-        self._src = src
+        self.src = src
         self._channel_bytes = channel_bytes(backend.size)
         self.queue = queue
         self._place = Published(backend.options, channel_key(src, backend.rank), src, LeftOut.SEND)
@@ -81,14 +81,36 @@ class ShmReceiver:
 
     def next_tag(self) -> int | None:
         """Return the tag of the next message, which stays where it is; None if there is none, or one is being read."""
+        self._place.poll_now()
+        header = self._next()
+        return None if header is None else header.tag
+
+    def look(self, tag: int | None) -> UnexpectedMessage | None:
+        header = self._next()
+        if header is None or (header.tag < 0 if tag is None else header.tag != tag):
+            return None
+        queue = self.queue
+        with queue.lock:
+            is_awaited = queue.has_posted(self.src, header.tag)
+        return None if is_awaited else UnexpectedMessage(queue, self.src, header.tag, header.num_bytes, header.dtype)
+
+    def _next(self) -> Header | None:
         if not self.moving.acquire(False):
             return None
         try:
-            self._place.poll_now()
             if (self.channel is None and not self._connect()) or self.coming is not None or self.left_over is not None:
                 return None
-            header = self.channel.peek() if self.channel is not None else None
-            return None if header is None else header.tag
+            return None if self.channel is None else self.channel.peek()
+        finally:
+            self.moving.release()
+
+    def unread_tags(self) -> list[int]:
+        """Return the tags of the messages in the channel, if it is open and none is being read."""
+        if self.channel is None or not self.moving.acquire(False):
+            return []
+        try:
+            is_between = self.coming is None and self.left_over is None
+            return [header.tag for header in self.channel.peek_all()] if is_between else []
         finally:
             self.moving.release()
 
@@ -115,7 +137,7 @@ class ShmReceiver:
 
     @property
     def awaited(self) -> tuple[int]:
-        return (self._options.ranks[self._src],)
+        return (self._options.ranks[self.src],)
 
     @property
     def reads_in(self) -> str:
@@ -164,7 +186,7 @@ class ShmReceiver:
         try:
             segment = find(self._place.value, self._channel_bytes, only_reader=True)
         except DistBackendError as error:
-            check_why_removed(self._options, [self._src], LeftOut.SEND, error)
+            check_why_removed(self._options, [self.src], LeftOut.SEND, error)
             raise
         channel = Channel(segment, RECEIVER)
         channel.words[MODE] = READS if self._can_read(channel) else STREAMS
@@ -235,13 +257,13 @@ class ShmReceiver:
     def _place_for(self, header: Header) -> tuple[Array | None, Callable[[], None] | None]:
         queue, tag, num_bytes, dtype = self.queue, header.tag, header.num_bytes, header.dtype
         with queue.lock:
-            request = queue.match(self._src, tag)
+            request = queue.match(self.src, tag)
             if request is None:
                 # Receives can match it from now on, although its bytes are still arriving.
-                message = UnexpectedMessage(queue, self._src, tag, num_bytes, dtype)
-                queue.add_unexpected(message, self._src, tag)
+                message = UnexpectedMessage(queue, self.src, tag, num_bytes, dtype)
+                queue.add_unexpected(message, self.src, tag)
                 return message.allocate(), message.arrived
-        target = request.target(self._src, num_bytes, dtype)
+        target = request.target(self.src, num_bytes, dtype)
         return target, None if target is None else request.complete
 
     def _complete(self, channel: Channel, header: Header, then: Callable[[], None] | None) -> None:

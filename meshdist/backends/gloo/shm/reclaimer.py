@@ -12,7 +12,6 @@ import ctypes
 import os
 import threading
 import weakref
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -22,14 +21,16 @@ from meshdist.system.platform import start_thread
 _MADV_REMOVE = 9
 
 
-@dataclass(slots=True, eq=False)
 class Extent:
     """The pages of one array; `alive` may still be True for a moment after the last view has died."""
 
-    begin: int
-    num_bytes: int
-    address: int
-    alive: bool = True
+    __slots__ = ("address", "alive", "begin", "num_bytes")
+
+    def __init__(self, begin: int, num_bytes: int, address: int) -> None:
+        self.begin = begin
+        self.num_bytes = num_bytes
+        self.address = address
+        self.alive = True
 
 
 class _DeadRef(weakref.ref[Any]):

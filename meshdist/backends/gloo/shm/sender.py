@@ -84,9 +84,10 @@ class ShmSender:
     def fast_path(self, kind: MessageKind) -> FastPath | None:
         return shm_fast_send(self, kind)
 
-    def finish(self, kind: MessageKind, array: Array, number: int, error_prefix: str) -> None:
-        """Wait until a message is received that the core has written."""
-        header = Header(RTS, kind.tag, kind.num_bytes, kind.dtype_name, address_of(array), number)
+    def finish(self, kind: MessageKind, data: Array | bytes, number: int, error_prefix: str) -> None:
+        """Wait until a message is received that the core has written: an array, or a pickle."""
+        array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
+        header = Header(RTS, kind.tag, array.nbytes, kind.dtype_name, address_of(array), number)
         self._backend.wait(LongSendRequest(self, array, header, is_written=True), error_prefix)
 
     def follow(self, kind: MessageKind, array: Array, number: int) -> LongSendRequest:
@@ -120,12 +121,9 @@ class ShmSender:
             pause_s = min(2 * pause_s, 0.016)
         self.channel.segment.seal()
 
-    def awaited(self, request: ShmSendRequest) -> list[int]:
-        """Return the global rank that has to read before a send ends; none while this rank writes other messages."""
-        writes_others = any(sends is not self for sends in tuple(self.queue.pending)) or any(
-            other is not request for other in tuple(self.waiting)
-        )
-        return [] if writes_others or self.queue.arriving else [self.peer.global_rank]
+    @property
+    def global_rank(self) -> int:
+        return self.peer.global_rank
 
     @property
     def group_name(self) -> str:
@@ -201,7 +199,11 @@ class ShmSendRequest(SendRequest):
         return self.sender.peer.description
 
     def awaits(self) -> list[int]:
-        return [] if self.done else self.sender.awaited(self)
+        # It also has to read the messages of this rank that are written before.
+        return [] if self.done or self.sender.queue.arriving else [self.sender.global_rank]
+
+    def sends_to(self) -> list[int]:
+        return self.sender.queue.sends_besides(self.sender)
 
     def sends_in(self) -> str:
         return self.sender.group_name

@@ -5,6 +5,7 @@ bells   a byte for each rank: the number of the doorbell it sleeps on, 0 while i
 table   for each rank, its blocks for each other rank: address, bytes to it, bytes from it, address of those; twice
 shared_flags   a byte for each rank: 1 if its blocks are in shared arrays; twice
 places  for each rank, the places of those blocks in its shared arrays, for each other rank: see Place; twice
+mail    a byte for each rank: 1 if another rank has made a channel for messages to it
 texts   how a rank has left, a Departure; or its call, after a mismatch
 slots   data for the other ranks; two for each rank, used in turn
 """
@@ -141,6 +142,14 @@ class SharedRegion:
         offset = self._sizes.places + (phase * self._num_ranks + rank) * words * WORD
         return self._view(offset, (self._num_ranks, PLACE_WORDS), np.dtype(np.int64))
 
+    def set_mail(self, rank: int) -> None:
+        """Record that there is a channel to a rank."""
+        self._bytes[self._sizes.mail + rank] = 1
+
+    def has_mail(self, rank: int) -> bool:
+        """Return whether another rank has recorded that there is a channel to this one."""
+        return self._bytes[self._sizes.mail + rank] != 0
+
     def write_text(self, rank: int, data: bytes) -> None:
         data = data[:TEXT_BYTES]
         begin = self._sizes.texts + rank * TEXT_BYTES
@@ -189,7 +198,8 @@ class _Sizes:
         self.table = self.bells + _up(num_ranks, WORD)
         self.shared_flags = self.table + 2 * num_ranks * num_ranks * TABLE_WORDS * WORD
         self.places = self.shared_flags + 2 * _up(num_ranks, WORD)
-        self.texts = _up(self.places + 2 * num_ranks * num_ranks * PLACE_WORDS * WORD, PAGE)
+        self.mail = self.places + 2 * num_ranks * num_ranks * PLACE_WORDS * WORD
+        self.texts = _up(self.mail + num_ranks, PAGE)
         self.slots = self.texts + num_ranks * TEXT_BYTES
         self.end = self.slots + 2 * num_ranks * slot_bytes(num_ranks)
 

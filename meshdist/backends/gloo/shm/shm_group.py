@@ -212,13 +212,14 @@ def shared_segment(backend: Backend) -> Generator[Waitable, None, Segment]:
         segment = create(num_bytes, [card.pid for card in cards])
         publish(options, _KEY, segment.place, list(range(1, backend.size)))
         return segment
-    place = Published(options, _KEY, 0, LeftOut.CALL)
+    others = [rank for rank in range(backend.size) if rank != backend.rank]
+    # Rank 0 may wait for this one in a message, while another has failed.
+    place = Published(options, _KEY, 0, LeftOut.CALL, needed=others)
     yield place
     assert place.value is not None
     try:
         return find(place.value, num_bytes)
     except DistBackendError as error:
         # Rank 0 may have given up meanwhile, or left, because of another rank, which is the one to report.
-        others = (rank for rank in range(backend.size) if rank != backend.rank)
         check_why_removed(options, others, LeftOut.CALL, error)
         raise

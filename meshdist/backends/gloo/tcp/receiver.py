@@ -47,6 +47,9 @@ class TcpReceiver:
     def poll_now(self) -> None:
         """Do nothing: arriving messages need no request to the store."""
 
+    def look(self, tag: int | None) -> None:
+        """Find nothing: each frame that comes is read."""
+
     def receivers(self) -> list[TcpReceiver]:
         return [self]
 

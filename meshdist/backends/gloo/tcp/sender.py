@@ -90,7 +90,10 @@ class LongSendRequest(TcpSendRequest):
 
     def awaits(self) -> list[int]:
         queue = self._sender.receive_state.queue
-        return [] if self._is_requested or queue.arriving or queue.pending else [self._sender.link.rank]
+        return [] if self._is_requested or queue.arriving else [self._sender.link.rank]
+
+    def sends_to(self) -> list[int]:
+        return self._sender.receive_state.queue.sends_besides()
 
     def send_data(self) -> None:
         self.outgoing = Outgoing(self._header, self._data)

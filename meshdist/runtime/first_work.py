@@ -1,0 +1,107 @@
+"""wait_any: waits for the first of several works that ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from meshdist import core
+from meshdist.errors import DistTimeoutError
+from meshdist.runtime.work import Work
+from meshdist.system.deadline import Timeout, seconds
+
+
+class _FirstOf(Work):
+    """Stands for the first of several works that is done, in a list that may have None in the places of others."""
+
+    __slots__ = ("works",)
+
+    def __init__(self, works: list[Work | None]) -> None:
+        super().__init__("wait_any", None)
+        self.works = works
+
+    def is_completed(self) -> bool:
+        return self.place() is not None
+
+    def place(self) -> int | None:
+        """Return where it is in the list; None if no work is done yet."""
+        places = (place for place, work in enumerate(self.works) if work is not None and work.is_completed())
+        return next(places, None)
+
+    def notice(self) -> None:
+        """Be complete, as one of the works is done."""
+        if not self._is_done:
+            self.complete(None)
+
+
+def wait_any(works: Sequence[Work | None], timeout: Timeout | None = None) -> int:
+    """Block until one of several calls is complete or has failed, and return its index.
+
+    The list stays as it is: remove a Work that has been dealt with, or put None in its place, before the next call.
+    MPI's Waitany does the latter by itself.
+
+    Args:
+        works: The handles of the calls, of any groups; None is passed over.
+        timeout: In seconds or a timedelta. None waits until a call ends, each of which has its group's timeout.
+
+    Returns:
+        The index of a call that has ended: its `wait()`, which must still be called, returns or raises its error at
+        once. If several calls have ended, the first of them.
+
+    Raises:
+        TypeError: `works` is not a sequence of Works.
+        ValueError: There is no Work in it.
+        DistTimeoutError: No call has ended in time. All continue; call `wait_any` again.
+        DistError: It was called in a callback of a Work, where waiting would deadlock.
+
+    Example:
+        >>> import numpy as np
+        >>> import meshdist as dist
+        >>> def main():
+        ...     rank, size = dist.get_rank(), dist.get_world_size()
+        ...     if rank:
+        ...         dist.send(np.array([10 * rank]), 0)
+        ...         return None
+        ...     rooms = {src: np.zeros(1, int) for src in range(1, size)}
+        ...     works, total = [dist.irecv(room, src) for src, room in rooms.items()], 0
+        ...     while works:
+        ...         work = works.pop(dist.wait_any(works))
+        ...         work.wait()
+        ...         total += rooms[work.source_rank()].item()
+        ...     return total
+        >>> dist.run(main, 3)
+        [30, None, None]
+    """
+    handles = list(works) if isinstance(works, Sequence) and not isinstance(works, str) else [works]
+    for number, work in enumerate(handles):
+        if work is not None and not isinstance(work, Work):
+            which = f"works[{number}] is" if isinstance(works, (list, tuple)) else "got"
+            raise TypeError(f"wait_any: works must be a sequence of Works; {which} {work!r}")
+    present = [work for work in handles if work is not None]
+    if not present:
+        raise ValueError("wait_any: works has no Work to wait for")
+    # A receive that is deferred need not be posted if its message comes soon.
+    soon: int = -1 if core.module is None else core.module.poll_any(handles)
+    if soon >= 0:
+        return soon
+    first = _FirstOf(handles)
+    queue = None if first.is_completed() else next((work.queue for work in present if work.queue is not None), None)
+    if queue is not None:
+        queue.carry(first)
+    if not first.is_completed():
+        for work in present:
+            work.add_callback(first.notice)
+            work.hasten()
+        limit_s = math.inf if timeout is None else seconds(timeout)
+        try:
+            if not first.done_within(limit_s, "wait_any"):
+                calls = (
+                    f"none of {len(present)} calls has" if len(present) > 1 else f"{present[0]._error_prefix} has not"
+                )
+                raise DistTimeoutError(f"wait_any: {calls} ended after {limit_s:g} s; call wait_any() again")
+        finally:
+            for work in present:
+                work.remove_callback(first.notice)
+    place = first.place()
+    assert place is not None
+    return place

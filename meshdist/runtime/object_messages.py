@@ -1,0 +1,137 @@
+"""Lists of objects as messages: one pickle each, whose receiver need not know how long it is."""
+
+from __future__ import annotations
+
+import pickle
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from meshdist.arrays.host import Array, dtype_of_objects
+from meshdist.errors import DistError
+from meshdist.runtime.work import Future, ReceiptWork
+
+# Up to here, pickles are padded to a power of two, at least the smaller one, so that there are few kinds of such
+# messages, which have a fast path; the core sends them as they are. What follows a pickle is ignored.
+_LEAST_PADDED, MOST_PADDED = 256, 4 << 10
+
+
+def unpickle(data: Any, error_prefix: str) -> Any:
+    """Return the object that another rank has pickled, from bytes or an array of them.
+
+    Raises:
+        DistError: It cannot be unpickled on this rank; says why.
+    """
+    try:
+        return pickle.loads(data)
+    except MemoryError as error:
+        raise MemoryError(f"{error_prefix}: no memory is left to unpickle an object") from error
+    except Exception as error:  # the object's own code may raise anything
+        cause = cause_in_the_object(error)
+        is_missing = isinstance(error, (ImportError, AttributeError)) and cause is None
+        advice = "; the module that defines its type must be the same on all ranks" if is_missing else ""
+        raise DistError(
+            f"an object that was sent to this rank cannot be unpickled here: {type(error).__name__}: {error}{advice}",
+            error_prefix=error_prefix,
+        ) from cause
+
+
+def cause_in_the_object(error: Exception) -> Exception | None:
+    """Return an error that the caller has caught from pickle, if code of the object raised it; else None.
+
+    Of pickle's own error, the message has all there is; the object's code has frames below that of the caller.
+    """
+    return error if error.__traceback__ is not None and error.__traceback__.tb_next is not None else None
+
+
+class ObjectMessage:
+    """A list of objects that is sent or received; messages take it in the place of an array.
+
+    Attributes:
+        array: The pickle that is sent, empty in a receive; its dtype says how many objects are sent, or awaited.
+        given: The user's list that is sent, or that is to get the objects; None if there is none.
+        nbytes: The size of the pickle.
+    """
+
+    def __init__(self, array: Array, given: list[Any] | None = None) -> None:
+        self.array = array
+        self.given = given
+        self.nbytes = array.nbytes
+        self._pickle: Array | bytes = b""
+        self._objects: list[Any] | None = None
+
+    @classmethod
+    def to_send(cls, objects: list[Any]) -> ObjectMessage:
+        """Pickle a list; raise what that raises."""
+        message = cls.of_pickle(pickled_list(objects), len(objects))
+        message.given = objects
+        return message
+
+    @classmethod
+    def of_pickle(cls, data: bytes, number: int) -> ObjectMessage:
+        """Return the message of a list of so many objects that is pickled already."""
+        array = np.frombuffer(data, np.uint8)
+        if array.size <= MOST_PADDED:
+            padded = np.zeros(max(_LEAST_PADDED, 1 << (array.size - 1).bit_length()), np.uint8)
+            padded[: array.size] = array
+            array = padded
+        return cls(array.view(dtype_of_objects(number)))
+
+    @classmethod
+    def to_receive(cls, number: int | None, given: list[Any] | None = None) -> ObjectMessage:
+        """Return the message of a list of `number` objects; None is any number."""
+        return cls(_no_objects(number), given)
+
+    def take(self, data: Array | bytes) -> None:
+        """Take the pickle that has come; empty in a dry run, where nothing comes."""
+        self._pickle, self.nbytes = data, len(data)
+
+    def objects(self, error_prefix: str) -> list[Any] | None:
+        """Return the list that has come, the same one every time; None in a dry run."""
+        if self._objects is None and self.nbytes:
+            objects = unpickle(self._pickle, error_prefix)
+            if self._objects is None:  # no other thread was faster
+                self._objects = objects
+                self._pickle = b""  # the memory is not needed any more
+        return self._objects
+
+
+def pickled_list(objects: list[Any]) -> bytes:
+    """Return one pickle of all objects: what they have in common, they have in common where they are received."""
+    return pickle.dumps(list(objects), pickle.HIGHEST_PROTOCOL)
+
+
+@lru_cache
+def _no_objects(number: int | None) -> Array:
+    return np.empty(0, dtype_of_objects(number))
+
+
+class ObjectsWork(ReceiptWork):
+    """The Work of an `irecv_object_list`; the thread that asks for the objects unpickles them.
+
+    Unpickling runs code of the objects, which may take long, or make calls: the progress thread must not.
+    """
+
+    __slots__ = ()
+
+    @property
+    def message(self) -> ObjectMessage:
+        message: ObjectMessage = self._value
+        return message
+
+    def result(self) -> list[Any]:
+        self.wait()
+        objects = self.message.objects(self._error_prefix)
+        return [None] if objects is None else objects
+
+    def _complete_future(self, future: Future) -> None:
+        if self._error is not None:
+            future.set_exception(self._error)
+            return
+        try:
+            objects = self.result()
+        except BaseException as error:  # whatever the objects' code raises, is raised where the future is waited for
+            future.set_exception(error)
+        else:
+            future.set_result(objects)
