@@ -39,6 +39,7 @@ class DistError(RuntimeError):
         is_numbered: The message has the number of the failed call: of this one, a peer's, or an earlier one.
         is_earlier: The group was broken before the call; `what` has the error that broke it.
         is_misfit: A message does not fit the array that is to receive it.
+        sent_label: The label of that message, where it alone does not fit; else empty.
         hang_report: Lines on the ranks: which one waits for which, or which call each makes; empty if unknown.
         peer: The end of the peer that caused the failure, a `departure.PeerFailure`; None if no peer did.
     """
@@ -55,6 +56,7 @@ class DistError(RuntimeError):
         self.is_numbered = False
         self.is_earlier = False
         self.is_misfit = False
+        self.sent_label = ""
         self.hang_report = hang_report
         self.peer: object = None
         super().__init__(self._message())

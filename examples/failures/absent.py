@@ -1,4 +1,4 @@
-"""Rank 1 is still loading its data while the others wait for it: meshrun --nproc-per-node 3 absent.py"""
+"""Rank 1 is still loading its data while the others wait for it: meshrun -n 3 absent.py"""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Two ranks call two groups in different orders: meshrun --nproc-per-node 2 deadlock.py"""
+"""Two ranks call two groups in different orders: meshrun -n 2 deadlock.py"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Rank 1 is killed, as the kernel does when memory runs out: meshrun --nproc-per-node 3 killed.py"""
+"""Rank 1 is killed, as the kernel does when memory runs out: meshrun -n 3 killed.py"""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The last batch of rank 1 is smaller: meshrun --nproc-per-node 2 mismatch.py"""
+"""The last batch of rank 1 is smaller: meshrun -n 2 mismatch.py"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Rank 1 makes one step fewer than rank 0 and ends: meshrun --nproc-per-node 2 one_step_less.py"""
+"""Rank 1 makes one step fewer than rank 0 and ends: meshrun -n 2 one_step_less.py"""
 
 import numpy as np
 

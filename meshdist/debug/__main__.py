@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,17 +13,17 @@ from meshdist.debug.wait_drawing import check_drawable, draw_waits
 from meshdist.debug.wait_graph import who_waits
 from meshdist.errors import DistError
 from meshdist.system.command_lines import until_closed
+from meshdist.system.option_parser import OptionParser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m meshdist.debug", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    report = commands.add_parser("report", help="report what went wrong, from the files of the flight recorders")
-    report.add_argument("directory", type=Path, help="where the ranks wrote them: MESHDIST_FLIGHT_RECORDER_DIR")
-    attached = commands.add_parser(
-        "attach", help="show what the ranks of a running job are doing, and who is waiting for whom"
+    parser = OptionParser(prog="python -m meshdist.debug", description=__doc__)
+    report, attached = parser.add_commands(
+        report="report what went wrong, from the files of the flight recorders",
+        attach="show what the ranks of a running job are doing, and who is waiting for whom",
     )
+    report.add_argument("directory", type=Path, help="where the ranks wrote them: MESHDIST_FLIGHT_RECORDER_DIR")
     job = attached.add_mutually_exclusive_group(required=True)
     job.add_argument(
         "--pid",

@@ -123,29 +123,34 @@ def found_in(store: Store, address: str, budget_s: float = _ANSWER_S) -> Found:
 _LONG_S = 0.5
 # A rank whose first answer this is imports what it needs for it.
 _AT_THE_END_S = 2.0
-# How long a user who interrupts a job waits for the answer, and how soon a further signal ends that.
-_REPORT_S, _REPORT_SLICE_S = 5.0, 0.05
+REPORT_S = 5.0
+"""How long a user who interrupts a job waits for the answer."""
+# How soon a further signal ends that, and the part of the time that the ranks have.
+_REPORT_SLICE_S, _OF_RANKS = 0.05, 0.8
 
 
-def hang_of_interrupted(store: Store, address: str, is_in_haste: Callable[[], object] = lambda: False) -> list[str]:
+def hang_of_interrupted(
+    store: Store, address: str, is_in_haste: Callable[[], object] = lambda: False, within_s: float = REPORT_S
+) -> list[str]:
     """Return what `hang_at_the_end` does if it comes in time, and before `is_in_haste` is true: the user asks again."""
     lines: list[str] = []
-    asking = threading.Thread(target=lambda: lines.extend(hang_at_the_end(store, address)), daemon=True)
+    answer_s = min(_AT_THE_END_S, _OF_RANKS * within_s)
+    asking = threading.Thread(target=lambda: lines.extend(hang_at_the_end(store, address, answer_s)), daemon=True)
     asking.start()
-    deadline = Deadline(_REPORT_S)
+    deadline = Deadline(within_s)
     while asking.is_alive() and not deadline.expired() and not is_in_haste():
         asking.join(_REPORT_SLICE_S)
     return list(lines)
 
 
-def hang_at_the_end(store: Store, address: str) -> list[str]:
+def hang_at_the_end(store: Store, address: str, answer_s: float = _AT_THE_END_S) -> list[str]:
     """Return who waits for whom in a job that is being interrupted; empty unless a rank has waited.
 
     `store` is that of the ranks, to which the caller is connected: on a busy host a new connection may take longer than
     the user wants to wait.
     """
     try:
-        found = found_in(store, address, _AT_THE_END_S)
+        found = found_in(store, address, answer_s)
     except DistError:  # no rank has come, or the store is gone
         return []
     if found.waiting is not None:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 
+from meshdist.runtime.rank_text import ranks_text
+
 _MOST_NAMED = 8
-_SENDS, _RECEIPTS = ("send",), ("recv", "irecv", "probe")
+# Fields that older versions do not know; left out where they are empty.
+_NEW = ("from_any", "instead", "sends_to")
+_OBJECT_RECEIPTS = frozenset({"recv_object_list", "irecv_object_list"})
+_RECEIPTS = ("recv", "irecv", "probe", *sorted(_OBJECT_RECEIPTS))
+_OBJECT_SENDS = frozenset({"send_object_list", "isend_object_list"})
+_SENDS = frozenset({"send", "isend"}) | _OBJECT_SENDS
 # What the ranks must do in calls that send and receive, by name.
 _EXCHANGES = {
     "sendrecv": "in sendrecv, the dst of each rank must receive from it, with the same tag",
@@ -33,6 +40,7 @@ class BlockedRank:
         num_counts: How often it has published its traffic in this wait; see `runtime.message_counts`.
         sends_in: The group in which the awaited rank has to read its messages; see `runtime.waiting`.
         reads_in: The group in which it reads all messages of the awaited ranks.
+        sends_to: The global ranks to which it has other messages in progress.
         from_any: It waits for a message of any of `awaits`, and for nothing else.
         instead: The messages that have come, of which it awaits none; empty if none has.
     """
@@ -48,24 +56,28 @@ class BlockedRank:
     num_counts: int = 0
     sends_in: str = ""
     reads_in: str = ""
+    sends_to: tuple[int, ...] = ()
     from_any: bool = False
     instead: str = ""
 
     def may_end(self, other: BlockedRank) -> bool:
         """Return whether the wait of `other` may end by what this rank does while it waits."""
-        return bool(other.sends_in) and self.reads_in == other.sends_in and other.rank in self.awaits
+        reads = bool(other.sends_in) and self.reads_in == other.sends_in and other.rank in self.awaits
+        writes = bool(other.reads_in) and other.rank in self.sends_to
+        return reads or writes
 
     def encode(self) -> str:
         fields = {**asdict(self), "confirmed": sorted(self.confirmed.items())}
-        fields = {name: value for name, value in fields.items() if value or name not in ("from_any", "instead")}
-        # An older version, to which all of `awaits` have to do something, must not read such a record. It reads none
-        # with a field that it does not know, and finds no circle then.
+        fields = {name: value for name, value in fields.items() if value or name not in _NEW}
+        # An older version, to which all of `awaits` have to do something, and which knows of no other sends, must not
+        # read such records. It reads none with a field that it does not know, and finds no circle then.
         return json.dumps(fields)
 
     @classmethod
     def decode(cls, text: bytes) -> BlockedRank:
         fields = json.loads(text)
-        fields["awaits"], fields["members"] = tuple(fields["awaits"]), tuple(fields["members"])
+        for name in {"awaits", "members", "sends_to"} & fields.keys():
+            fields[name] = tuple(fields[name])
         return cls(**{**fields, "confirmed": dict(map(tuple, fields["confirmed"]))})
 
 
@@ -143,6 +155,15 @@ def _is_held(blocked: BlockedRank, by: set[int]) -> bool:
     return bool(by) and (not blocked.from_any or by.issuperset(blocked.awaits))
 
 
+def advice_on_sends(names: Collection[str]) -> str:
+    """Return how to change the calls of ranks that all send, by the names of the calls; empty if not all of them do."""
+    if not _SENDS.issuperset(names):
+        return ""
+    if _OBJECT_SENDS.isdisjoint(names):
+        return "post an irecv before the send, or call sendrecv, which does both at once"
+    return "send with isend_object_list, and wait for it after the receive"
+
+
 def describe(path: list[BlockedRank]) -> str:
     """Return why the ranks of an `endless_wait` wait: the cause, and a line for each rank where there are several."""
     if any(one.from_any for one in path):
@@ -187,14 +208,26 @@ def _advice(blocked: list[BlockedRank]) -> str:
         if len({tuple(sorted(members)) for members in orders}) < len(orders):
             return "groups whose ranks are in a different order are different groups"
         return "make the calls on these groups in the same order on all ranks"
-    if {*names} <= {*_SENDS}:
-        return "post an irecv before the send, or call sendrecv, which does both at once"
-    if any(one.instead for one in blocked):
-        return ""
+    if advice := advice_on_sends(names):
+        return advice
+    advice = _advice_on_messages(blocked, names)
+    if others := [one.rank for one in blocked if one.instead]:
+        which = (
+            "message that is waiting, with its tag and source",
+            "messages that are waiting, with their tags and sources",
+        )
+        received = f"let {ranks_text(others)} receive the {which[len(others) > 1]}"
+        return f"{received}; or {advice}" if advice else received
+    return advice
+
+
+def _advice_on_messages(blocked: list[BlockedRank], names: list[str]) -> str:
+    """Return the advice for ranks some of which wait in calls that receive, or one in one that sends."""
     if {*names} == {"probe"}:
         return "let one of them send before it probes"
     if {*names} <= {*_RECEIPTS}:
-        return "let one of them send before it receives, or call sendrecv, which does both at once"
+        advice = "let one of them send before it receives"
+        return f"{advice}, or call sendrecv, which does both at once" if _OBJECT_RECEIPTS.isdisjoint(names) else advice
     if len(blocked) != 2:
         return ""
     message, other = sorted(blocked, key=lambda one: one.call.partition("(")[0] not in (*_SENDS, *_RECEIPTS))

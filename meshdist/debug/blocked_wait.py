@@ -133,6 +133,11 @@ class BlockedWait:
         self._ended = True
         self._wake.set()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the thread has ended, and no longer publishes this wait."""
+        return not self._thread.is_alive()
+
     def join(self, longest_s: float) -> None:
         """Wait until the thread has ended, after `end`."""
         if self._ended and self._thread.ident is not None:

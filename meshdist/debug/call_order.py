@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from meshdist.arrays.host import describe_objects
 from meshdist.errors import DistBackendError
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import resolve
@@ -18,6 +19,7 @@ from meshdist.runtime.call import num_bytes
 from meshdist.runtime.call_site import call_site
 from meshdist.runtime.hooks import CallInfo, HookedGroup
 from meshdist.runtime.log import RankLog
+from meshdist.runtime.object_messages import ObjectMessage
 from meshdist.runtime.rank_text import numbers_differ
 from meshdist.store import PrefixStore, Store
 
@@ -30,12 +32,14 @@ class CallLog:
 
     def __call__(self, call: CallInfo) -> None:
         given, taken = num_bytes(call.send), num_bytes(call.recv)
-        if call.send is call.recv and call.send is not None:
+        if isinstance(call.recv, ObjectMessage):
+            volume = f"receives {describe_objects(call.recv.array.dtype)}"  # of unknown size
+        elif call.send is call.recv and call.send is not None:
             volume = f"{given} B in place"
         else:
             volume = " and ".join(
                 f"{verb} {size} B"
-                for verb, size, buffers in (("gives", given, call.send), ("takes", taken, call.recv))
+                for verb, size, buffers in (("sends", given, call.send), ("receives", taken, call.recv))
                 if buffers is not None
             )
         group = call.group

@@ -32,15 +32,21 @@ all its sources, whatever the tag, which ends sends of these ranks (`Waitable.re
 an `irecv`, and a rank with one is not blocked unless it waits for that alone, as in a recv; a collective, a send, a
 recv from another rank or in another group, and a rank that has ended its phase leave the messages of x where they are.
 So the send of x to y, if it waits until y reads, waits for y unless y waits for a message of x in the same group. A
-rank that waits in a send writes that message and no other, or it is not blocked; it ends only waits of the receiver for
-this rank, and of such a receiver the send does not wait. On threads, a message is taken as it is sent or as its recv is
+rank that waits in a send writes that message, and others as told below; it ends only waits of the receiver for this
+rank, and of such a receiver the send does not wait. On threads, a message is taken as it is sent or as its recv is
 posted, never in a wait.
 
-A rank that waits for an `irecv` is blocked as well, if that is its only call in progress, and the thread that waits
-has set no limit: until the call is done, the thread does nothing else. The progress thread then looks in place of the
-waiting one. That may leave its wait early by an exception of a signal handler, such as KeyboardInterrupt, while the
-call goes on: before the thread does anything else, it marks the wait as ended, as does one that fails (below), and its
-next wait for the same call has another number. Other async calls are left out.
+A rank that waits for an `irecv` or an `isend` is blocked as well, if that is its only call in progress, and the thread
+that waits has set no limit: until the call is done, the thread does nothing else. The progress thread then looks in
+place of the waiting one. That may leave its wait early by an exception of a signal handler, such as KeyboardInterrupt,
+while the call goes on: before the thread does anything else, it marks the wait as ended, as does one that fails
+(below), and its next wait for the same call has another number.
+
+Besides the `isend` that it waits for, other sends may be in progress, unless they have callbacks. They are written
+meanwhile, so over shared memory they may end a wait of a rank that reads what this one sends: no such rank confirms the
+wait of this one while it sends to it (`BlockedRank.sends_to`). The waits of other ranks, in sends or collectives, do
+not end by that. As nothing is added to these sends before the wait ends, all of them are known when it begins. Other
+async calls are left out.
 
 A wait may also end by its timeout or by the failure of a rank outside of the circle. So a circle, or a closed set, must
 be claimed: the rank that finds it marks every wait of it in the store, in one step each, and a rank whose wait fails
@@ -63,8 +69,7 @@ or its traffic has changed.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import count
 from pathlib import PurePath
 from time import monotonic
@@ -74,11 +79,11 @@ from meshdist.debug.blocked_rank import BlockedRank
 from meshdist.debug.blocked_wait import BlockedWait, Surroundings, publish_ended
 from meshdist.debug.stacks import own_threads
 from meshdist.runtime.flight_recorder import COMPLETED, SEQUENCE, Record, facts_in, site_in
-from meshdist.runtime.work import ProgressThread
+from meshdist.runtime.work import in_progress_thread
 
 if TYPE_CHECKING:
     from meshdist.groups.world import World
-    from meshdist.runtime.progress import Awaited
+    from meshdist.runtime.progress import Awaited, Job
     from meshdist.runtime.waiting import Waitable
 
 # How long a thread that goes on without its async call waits for the store.
@@ -127,7 +132,7 @@ class DeadlockDetector:
         Raises:
             DistBackendError: This rank is in a circle or a closed set of blocked ranks.
         """
-        is_async = isinstance(threading.current_thread(), ProgressThread)
+        is_async = in_progress_thread()
         awaited = self._world.progress.awaited if is_async else None
         if wait is not None:
             if awaited is not self._awaited:  # the thread has gone on, and perhaps come back
@@ -136,18 +141,23 @@ class DeadlockDetector:
                 return None
             wait.look(waitable)
             return wait
-        if monotonic() < self._next_s or (is_async and awaited is None):
+        job = None if awaited is None else awaited.queue.first()
+        if is_async and (job is None or job.waiting_for is not waitable):  # no thread waits for this call
+            return None
+        if monotonic() < self._next_s or (self._wait is not None and not self._wait.is_over):
             return None
         self._next_s = monotonic() + _PAUSE_S
-        awaits, record = tuple(waitable.awaits())[:_MOST_AWAITED], self._only_call()
+        awaits, records = tuple(waitable.awaits())[:_MOST_AWAITED], self._calls()
+        record = _awaited_call(awaited, job, records)
         sources = () if awaits else tuple(waitable.awaits_any())
-        if not (awaits or 0 < len(sources) <= _MOST_SOURCES) or record is None or self._may_do_more(awaited):
+        if not (awaits or 0 < len(sources) <= _MOST_SOURCES) or record is None:
             return None
-        if awaited is not None and not _is_only_receive(awaited, record):
+        if self._may_do_more(awaited, len(records)):
             return None
         group = next((group for group in self._world.groups if group.name == facts_in(record).group), None)
         if group is None:
             return None
+        others = [one for one in records if one is not record]
         blocked = BlockedRank(
             self._world.rank,
             next(self._numbers),
@@ -157,6 +167,7 @@ class DeadlockDetector:
             phase=self._phase,
             sends_in=waitable.sends_in(),
             reads_in=waitable.reads_in(),
+            sends_to=tuple(sorted({*waitable.sends_to(), *self._receivers(others)})),
             from_any=bool(sources),
             instead=waitable.instead(),
         )
@@ -182,32 +193,44 @@ class DeadlockDetector:
         world = self._world
         return Surroundings(world.store, world.log, world.size, world.peers.traffic)
 
-    def _only_call(self) -> Record | None:
-        """Return the record of the call in progress; None if there are others."""
-        in_progress = [record for record in self._world.recorder.records() if not record[COMPLETED]]
-        return in_progress[0] if len(in_progress) == 1 else None
+    def _calls(self) -> list[Record]:
+        """Return the records of the calls in progress."""
+        return [record for record in self._world.recorder.records() if not record[COMPLETED]]
 
-    def _may_do_more(self, awaited: Awaited | None = None) -> bool:
+    def _receivers(self, sends: Collection[Record]) -> set[int]:
+        """Return the global ranks to which messages go."""
+        members = {group.name: group.ranks for group in self._world.groups}
+        to = [(facts.group, facts.root) for facts in map(facts_in, sends)]
+        return {members[group][dst] for group, dst in to if group in members and dst is not None}
+
+    def _may_do_more(self, awaited: Awaited | None = None, num_calls: int = 1) -> bool:
         """Return whether something else of this rank goes on that may make calls, or complete some.
 
-        Besides the async call `awaited`, and the thread that waits for it.
+        Besides the async call `awaited`, the thread that waits for it, and those of `num_calls` without callbacks.
         """
-        world = self._world
-        works = [] if awaited is None else [awaited.work]
+        world, works = self._world, self._world.progress.pending
+        num_works = 0 if awaited is None else num_calls
         threads = self._harmless_threads if awaited is None else {*self._harmless_threads, awaited.thread}
         return (
-            world.progress.pending != works
-            or sum(group.outstanding for group in world.groups) != len(works)
+            len(works) != num_works
+            or sum(group.outstanding for group in world.groups) != num_works
+            or any(work.has_callbacks for work in works if awaited is None or work is not awaited.work)
             or bool(own_threads(threads, _HARMLESS))
         )
 
 
-def _is_only_receive(awaited: Awaited, record: Record) -> bool:
-    """Return whether the only call in progress is an `irecv`, for which a thread waits."""
-    job = awaited.queue.first()
-    facts = facts_in(record)
-    is_receive = facts.is_message and bool(facts.received)
-    return is_receive and job is not None and job.work is awaited.work and job.record is record
+def _awaited_call(awaited: Awaited | None, job: Job | None, records: Sequence[Record]) -> Record | None:
+    """Return the record of the call in progress in which this rank waits; None if others might end its wait.
+
+    A thread that waits for an async call, which is that of `job`, may wait for a message, or for one of several sends.
+    """
+    if awaited is None or job is None:
+        return records[0] if len(records) == 1 else None
+    if job.work is not awaited.work or not any(record is job.record for record in records):
+        return None
+    facts = [facts_in(record) for record in records]
+    are_known = all(one.is_message and (len(facts) == 1 or one.sent) for one in facts)
+    return job.record if are_known else None
 
 
 def _words(record: Record) -> str:

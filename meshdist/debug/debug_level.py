@@ -10,7 +10,6 @@ import logging
 import os
 from enum import IntEnum
 
-from meshdist.groups.world import world_in
 from meshdist.runtime.context import current_slot
 from meshdist.runtime.log import LOGGER_NAME, hide_records, show_records, show_warnings
 
@@ -77,6 +76,8 @@ def set_debug_level(level: DebugLevel) -> None:
         hide_records()
     else:
         show_records(logging.DEBUG if level is DebugLevel.DETAIL else logging.INFO)
+    from meshdist.groups.world import world_in  # the level is read where there is no world, as tracebacks are shortened
+
     world = world_in(current_slot())
     if world is not None:
         world.hook_registry.log_calls(level is DebugLevel.DETAIL)

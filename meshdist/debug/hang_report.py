@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import PurePath
 from typing import NamedTuple
 
+from meshdist.debug.blocked_rank import advice_on_sends
 from meshdist.debug.states import CallSeen, RankSnapshot
 from meshdist.debug.wait_graph import Waits, first_difference, who_waits
 from meshdist.runtime.rank_text import ranks_text
@@ -28,12 +29,13 @@ def hang_report(waits: Waits, world_size: int, *, now_s: float | None = None, ar
     of hosts differ and may jump: a state is taken to be at most 10 s old. With `are_files`, the states are those of
     files: nothing is known of a rank without one, and the job has ended, or will have when the report is read.
     """
-    lines = causes(waits, are_files=are_files)
     parts: dict[_Doing, list[RankSnapshot]] = {}
     for _, state in sorted(waits.states.items()):
         if state.rank not in waits.gone or state.outlasts:
             parts.setdefault(_doing(waits, state, are_files=are_files), []).append(state)
     alike = sorted(parts.items(), key=lambda part: part[1][0].rank)
+    shown = {state.rank for _, states in alike[:_MOST_LINES] for state in states}
+    lines = causes(waits, shown, are_files=are_files)
     for doing, states in alike[:_MOST_LINES]:
         ranks = ranks_text(sorted(state.rank for state in states))
         lines.append(_sentence(ranks, doing, _age(states, now_s), is_one=len(states) == 1))
@@ -52,11 +54,14 @@ def hang_report(waits: Waits, world_size: int, *, now_s: float | None = None, ar
     return lines
 
 
-def causes(waits: Waits, *, are_files: bool = False) -> list[str]:
-    """Return the sentences that name the cause of the wait, as far as the graph shows it; for `are_files` see above."""
+def causes(waits: Waits, shown: Container[int] = (), *, are_files: bool = False) -> list[str]:
+    """Return the sentences that name the cause of the wait, as far as the graph shows it; for `are_files` see above.
+
+    They leave out the calls in which the ranks `shown` wait, which are told elsewhere.
+    """
     found = []
     if waits.cycle:
-        found.append(_describe_cycle(waits))
+        found.append(_describe_cycle(waits, shown))
     found += _describe_absences(waits, are_files=are_files)
     if found:
         return found
@@ -68,12 +73,28 @@ def causes(waits: Waits, *, are_files: bool = False) -> list[str]:
     return ["no rank waits for another"]
 
 
-def _describe_cycle(waits: Waits) -> str:
+def _describe_cycle(waits: Waits, shown: Container[int]) -> str:
+    if len(waits.cycle) == 1:
+        (rank,) = waits.cycle
+        return f"rank {rank} waits for itself in {waits.graph.edges[rank, rank]['call'].words}"
+    told = [waits.states[rank] for rank in waits.cycle if rank in shown]
+    known = [call for state in told if (call := _waiting(state)) is not None]
     steps = []
     for number, rank in enumerate(waits.cycle[:_MOST_RANKS]):
         following = waits.cycle[(number + 1) % len(waits.cycle)]
-        steps.append(f"rank {rank} waits for rank {following} in {waits.graph.edges[rank, following]['call'].words}")
-    return f"the ranks wait for each other: {'; '.join(steps)}{_differing(waits, *waits.cycle[:2])}"
+        call = waits.graph.edges[rank, following]["call"]
+        steps.append(f"rank {rank} waits for rank {following}{'' if call in known else f' in {call.words}'}")
+    differing = _differing(waits, *waits.cycle[:2], known=known)
+    advice = "" if differing else _advice(waits)
+    return f"the ranks wait for each other: {'; '.join(steps)}{differing}{advice}"
+
+
+def _advice(waits: Waits) -> str:
+    """Return what to change where all ranks of the cycle wait in their sends; else an empty string."""
+    edges = zip(waits.cycle, [*waits.cycle[1:], waits.cycle[0]], strict=True)
+    names = {waits.graph.edges[edge]["call"].text.partition("(")[0] for edge in edges}
+    advice = advice_on_sends(names)
+    return f"; {advice}" if advice else ""
 
 
 def _describe_absences(waits: Waits, *, are_files: bool) -> list[str]:
@@ -114,16 +135,19 @@ def _left_out(call: CallSeen, waiting: int) -> str:
     return f"received what rank {waiting} sends in {call.words}"
 
 
-def _differing(waits: Waits, mine: int, theirs: int) -> str:
+def _differing(waits: Waits, mine: int, theirs: int, *, known: Sequence[CallSeen] = ()) -> str:
+    """Return where the calls of two ranks begin to differ; the calls `known` are told elsewhere."""
     one, other = waits.states.get(mine), waits.states.get(theirs)
     if one is None or other is None:
         return ""
     difference = first_difference(one, other)
     if difference is None or difference.mine is None or difference.theirs is None:
         return ""  # one has only got further than the other, which is reported already
-    begin = "from the first call that they have in common on"
+    begin = "beginning with the oldest calls on record"
     if difference.before is not None:
         begin = f"after {difference.before.words}"
+    if difference.mine in known and difference.theirs in known:
+        return f"; {begin}, their calls differ"
     return f"; {begin}, rank {mine} calls {difference.mine.words} and rank {theirs} calls {difference.theirs.words}"
 
 

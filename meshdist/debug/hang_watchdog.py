@@ -13,9 +13,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from meshdist.debug.dump import GAVE_UP, RECORDS_SENT, TIMED_OUT, rank_state
 from meshdist.errors import DistError, DistTimeoutError
@@ -44,8 +43,7 @@ _LONGEST_BUDGET_S = 1.0
 _FIRST_BUDGET_S = 5.0
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """The finding about long waits."""
 
     text: str = ""  # lines on who waits for whom; empty without a finding

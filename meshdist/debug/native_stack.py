@@ -18,7 +18,7 @@ from pathlib import Path
 from meshdist.runtime.call_site import is_ours
 
 _NAME = "meshdist-stack"
-_LINE = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
+_LINE = r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)'  # a pattern, compiled at its first use
 _MOST_BYTES = 1 << 16
 
 
@@ -69,7 +69,7 @@ def stack_of_process(pid: int) -> list[str]:
 def _lines(text: str) -> list[str]:
     # The last recorded stack; it has the innermost line first.
     last = text[text.rfind("most recent call first") :]
-    found = [f"{match['file']}:{match['line']} in {match['function']}" for match in _LINE.finditer(last)]
+    found = [f"{match['file']}:{match['line']} in {match['function']}" for match in re.finditer(_LINE, last)]
     return found[::-1]
 
 

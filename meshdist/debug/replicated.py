@@ -13,8 +13,10 @@ from meshdist.errors import DistBackendError
 from meshdist.groups.world import resolve
 from meshdist.runtime.context import GroupLike
 from meshdist.runtime.rank_text import call_ranks
+from meshdist.system.name_hints import explaining
 
 
+@explaining
 def check_replicated(tensor: Any, group: GroupLike = None, name: str = "tensor") -> None:
     """Check that all ranks of a group pass the same array: shape, dtype and every bit. All ranks call it.
 

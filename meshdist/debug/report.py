@@ -14,7 +14,7 @@ from meshdist.runtime.rank_text import ranks_text, without_own_rank
 
 _FILE = re.compile(r"rank_\d+\.json")
 _MOST_SHOWN = 5
-_LATE_S = 0.001
+_LATE_S = 0.1  # less is no hang; a profile shows it
 
 
 def read_dumps(directory: Path) -> dict[int, RankSnapshot]:
@@ -25,8 +25,8 @@ def read_dumps(directory: Path) -> dict[int, RankSnapshot]:
         OSError: The directory cannot be read.
     """
     if not directory.is_dir():
-        problem = "is not a folder" if directory.exists() else "is not there"
-        raise ValueError(f"{directory} {problem}; pass the folder to which MESHDIST_FLIGHT_RECORDER_DIR was set")
+        problem = "not a directory" if directory.exists() else "no such directory"
+        raise ValueError(f"{problem}: {directory}; pass the one to which MESHDIST_FLIGHT_RECORDER_DIR was set")
     paths = sorted(path for path in directory.iterdir() if _FILE.fullmatch(path.name))
     if not paths:
         raise ValueError(
@@ -52,17 +52,21 @@ def report_on(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None
     )
     shrunk = next(iter(states.values())).num_shrunk
     since = " since the world was shrunk" + (f" {shrunk} times" if shrunk > 1 else "") if shrunk else ""
-    waits = who_waits(states, gone)
+    waits, faults = who_waits(states, gone), _faults(states)
+    nothing_failed = "" if faults else "; no call in them failed"
     parts = [
-        [f"Flight records of {counted}{since}, on {ranks_hosts(states.values())}."],
-        ["What went wrong", *_faults(states)],
+        ["What went wrong", *faults],
         ["First call in which the ranks disagree", *_first_disagreement(states, waits)],
         ["Who is waiting for whom", *hang_report(waits, size, are_files=gone is None)],
         ["Stragglers", *_latecomers(states, waits, are_files=gone is None)],
     ]
+    if not faults:  # the answer to why a job does not go on comes first
+        parts[1], parts[2] = parts[2], parts[1]
     if silent:
-        parts.insert(1, ["Missing files" if gone is None else "Ranks without a record", *_what_is_missing(silent)])
-    return "\n\n".join("\n".join([part[0], *(f"  {line}" for line in part[1:])]) for part in parts) + "\n"
+        parts.insert(0, ["Missing files" if gone is None else "Ranks without a record", *_what_is_missing(silent)])
+    head = f"Flight records of {counted}{since}, on {ranks_hosts(states.values())}{nothing_failed}."
+    full = ["\n  ".join(part) for part in parts if len(part) > 1]
+    return "\n\n".join([head, *full]) + "\n"
 
 
 def _what_is_missing(ranks: Sequence[int]) -> list[str]:
@@ -94,7 +98,7 @@ def _faults(states: Mapping[int, RankSnapshot]) -> list[str]:
                 what = without_own_rank(call.error).partition("\n")[0]  # further lines are those on who waits for whom
                 found.setdefault(what, []).append((call.completed_s or 0.0, state, call))
     if not found:
-        return ["no call failed"]
+        return []
     ordered = sorted((sorted(failures, key=_time) for failures in found.values()), key=lambda same: _time(same[0]))
     start_s = _time(ordered[0][0])
     lines = []
@@ -121,7 +125,7 @@ def _first_disagreement(states: Mapping[int, RankSnapshot], waits: Waits) -> lis
                 made.setdefault((call.group, call.sequence), {})[rank] = call
     wrong = [calls for calls in made.values() if len({call.text for call in calls.values()}) > 1]
     if not wrong:
-        return _order_of_groups(waits) or ["none"]
+        return _order_of_groups(waits)
     calls = min(wrong, key=lambda calls: min(call.created_s for call in calls.values()))
     one = next(iter(calls.values()))
     by_words: dict[str, list[int]] = {}
@@ -164,10 +168,10 @@ def _latecomers(states: Mapping[int, RankSnapshot], waits: Waits, *, are_files: 
             verb = "waits" if len(edges) == 1 else "wait"
             is_late = "is late" if is_known else "may be late"
             missing.append(f"rank {rank} {is_late}: {waiting} {verb} for it, for {late_s:.1f} s by now")
-    return missing + _last_of_calls(states, are_any_late=bool(missing))
+    return missing + _last_of_calls(states)
 
 
-def _last_of_calls(states: Mapping[int, RankSnapshot], *, are_any_late: bool) -> list[str]:
+def _last_of_calls(states: Mapping[int, RankSnapshot]) -> list[str]:
     made: dict[tuple[str, int], dict[int, float]] = {}
     for rank, state in states.items():
         for call in state.calls:
@@ -181,15 +185,10 @@ def _last_of_calls(states: Mapping[int, RankSnapshot], *, are_any_late: bool) ->
             late[last] += 1
             lost_s[last] = lost_s.get(last, 0.0) + times[last] - min(times.values())
     num_calls = sum(late.values())
-    if not num_calls:
-        return [] if are_any_late else ["unknown: the records have no collective that several ranks have completed"]
     order = sorted(lost_s, key=lambda rank: -lost_s[rank])
-    worst = [rank for rank in order[:_MOST_SHOWN] if lost_s[rank] / late[rank] > _LATE_S]
-    if not worst:
-        before = "before, the ranks entered" if are_any_late else "none: the ranks enter"
-        return [f"{before} their calls within a millisecond of each other"]
     return [
         f"rank {rank} was the last to enter {late[rank]} of {num_calls} calls,"
         f" {1e3 * lost_s[rank] / late[rank]:.1f} ms after the first on average"
-        for rank in worst
+        for rank in order[:_MOST_SHOWN]
+        if lost_s[rank] / late[rank] >= _LATE_S
     ]

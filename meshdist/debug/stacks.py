@@ -14,6 +14,7 @@ from meshdist.debug.debug_level import shows_all_frames
 from meshdist.runtime.call_site import is_ours, place_in
 
 _DEEPEST = 40
+_POOL = str(PurePath("concurrent", "futures", "thread.py"))
 _SPAWN = str(PurePath("multiprocessing", "spawn.py"))
 # These files ask for stacks, so their frames are dropped.
 _ASKERS = tuple(str(PurePath(__file__).parent / name) for name in ("dump.py", "signals.py", "hang_watchdog.py"))
@@ -22,8 +23,8 @@ _ASKERS = tuple(str(PurePath(__file__).parent / name) for name in ("dump.py", "s
 def own_threads(harmless: Collection[int], harmless_modules: tuple[str, ...]) -> list[int]:
     """Return the ids of other threads that may run the user's code, except for the `harmless` ones.
 
-    These are the threads of `threading`, but for those of this package and of `harmless_modules`, and among other
-    threads, which libraries make, those that are in the user's code now.
+    These are the threads of `threading`, but for those of this package, of `harmless_modules`, and of thread pools that
+    have nothing to do; and among other threads, which libraries make, those that are in the user's code now.
     """
     mine, known = threading.get_ident(), {thread.ident: thread for thread in threading.enumerate()}
     return [
@@ -31,6 +32,7 @@ def own_threads(harmless: Collection[int], harmless_modules: tuple[str, ...]) ->
         for number, frame in _frames().items()
         if number != mine
         and number not in harmless
+        and not _is_idle(frame)
         and (_may_run_own(known[number], harmless_modules) if number in known else _is_in_own(frame))
     ]
 
@@ -39,6 +41,11 @@ def _may_run_own(thread: threading.Thread, harmless_modules: tuple[str, ...]) ->
     target = getattr(thread, "_target", None)
     modules = (type(thread).__module__, getattr(target, "__module__", None) or "")
     return not thread.name.startswith("meshdist-") and not any(name.startswith(harmless_modules) for name in modules)
+
+
+def _is_idle(frame: FrameType) -> bool:
+    """Return whether this is a thread of a pool, such as asyncio's, that waits for something to do."""
+    return frame.f_code.co_name == "_worker" and frame.f_code.co_filename.endswith(_POOL)
 
 
 def _is_in_own(frame: FrameType | None) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from meshdist.debug.dump import RECORDS_SENT, rank_state
@@ -88,7 +87,7 @@ class StoreStateExchange(StateExchange):
         return None
 
     def report(self, found: Finding) -> None:
-        self._store.set(_REPORT, json.dumps(asdict(found)))
+        self._store.set(_REPORT, json.dumps(found._asdict()))
         self._has_reported = True
 
     def reported(self) -> Finding:

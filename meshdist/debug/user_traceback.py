@@ -8,16 +8,42 @@ DETAIL.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dis import opmap
+from functools import wraps
 from types import TracebackType
+from typing import ParamSpec, TypeVar
 
 from meshdist.debug.debug_level import shows_all_frames
 from meshdist.errors import DistError
 from meshdist.runtime.call_site import is_ours
+from meshdist.system.name_hints import named_as
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _RAISE = opmap["RAISE_VARARGS"]
 _ABOUT_ARGUMENTS = (ValueError, TypeError, AttributeError, ImportError)
+
+
+def ending_at_the_call(function: Callable[P, R]) -> Callable[P, R]:
+    """Have the traceback of an error that `function` raises on purpose end where it was called; a decorator.
+
+    For the functions that start ranks or a world, which may fail where no launcher shortens the traceback.
+    """
+
+    @wraps(function)
+    def ending(*args: P.args, **kwargs: P.kwargs) -> R:
+        __tracebackhide__ = True
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            if shows_all_frames() or not _is_deliberate(error, error.__traceback__):
+                raise
+            without_frames = error.with_traceback(None)
+            raise without_frames
+
+    return named_as(function, ending)
 
 
 def traceback_text(error: BaseException, frames: TracebackType | None) -> str:
@@ -40,10 +66,15 @@ def without_leading(frames: TracebackType | None) -> TracebackType | None:
 
 
 def user_frames(error: BaseException) -> TracebackType | None:
-    """Return the traceback of an exception without the frames of this package around the user's code, and below it."""
+    """Return the traceback of an exception without the frames of this package around the user's code, and below it.
+
+    None if that leaves no frames.
+    """
     frames = without_leading(error.__traceback__)
-    if frames is None or shows_all_frames():
+    if shows_all_frames():
         return error.__traceback__
+    if frames is None:  # the user's code was not reached
+        return None if _is_deliberate(error, error.__traceback__) else error.__traceback__
     kept = []
     link: TracebackType | None = frames
     is_deliberate = _is_deliberate(error, frames)

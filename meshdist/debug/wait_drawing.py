@@ -21,6 +21,8 @@ _NAMES = {
 _MOST_NAMED = 4
 # Between two boxes, and of the text in one.
 _GAP_IN, _CHARACTER_IN = 0.9, 0.085
+# The boxes are on a circle of radius 1, which is drawn as an ellipse: boxes are wider than high.
+_MARGIN, _FLAT, _LOWEST_IN = 0.5, 0.6, 1.4
 
 
 def draw_waits(waits: Waits, ax: Any = None) -> Any:
@@ -40,14 +42,17 @@ def draw_waits(waits: Waits, ax: Any = None) -> Any:
     kinds = [kind_of(waits, ranks[0]) for ranks in boxes]
     arrows = _arrows(waits, boxes)
     calls = sorted(set(arrows.values()))
+    places = _places(len(boxes))
+    left, right = (side(x for x, _ in places) + margin for side, margin in ((min, -_MARGIN), (max, _MARGIN)))
+    bottom, top = (side(y for _, y in places) + margin for side, margin in ((min, -_MARGIN), (max, _MARGIN)))
     if ax is None:
         from matplotlib import pyplot
 
         # As large as the boxes need. The legend is below the figure: `savefig` with bbox_inches="tight" includes it.
         box_in = _GAP_IN + _CHARACTER_IN * max((len(line) for name in names for line in name.split("\n")), default=0)
-        side_in = box_in * max(2.0, 1 + len(boxes) / math.pi)
-        ax = pyplot.figure(figsize=(side_in, 1.4 if len(boxes) < 3 else side_in)).add_axes((0, 0, 1, 1))
-    places = _places(len(boxes))
+        radius_in = box_in * max(2.0, 1 + len(boxes) / math.pi) / 3
+        sizes = radius_in * (right - left), max(_LOWEST_IN, _FLAT * radius_in * (top - bottom))
+        ax = pyplot.figure(figsize=sizes).add_axes((0, 0, 1, 1))
     texts = [
         ax.text(
             *place,
@@ -77,7 +82,7 @@ def draw_waits(waits: Waits, ax: Any = None) -> Any:
     legend += [Line2D([], [], color=f"C{n % 10}", label=words) for n, words in enumerate(calls[:_MOST_CALLS])]
     if legend:
         ax.legend(handles=legend, loc="upper center", bbox_to_anchor=(0.5, 0.0), fontsize="small", frameon=False)
-    ax.set(xlim=(-1.5, 1.5), ylim=(-0.8, 0.8) if len(boxes) < 3 else (-1.3, 1.3))
+    ax.set(xlim=(left, right), ylim=(bottom, top))
     ax.set_axis_off()
     return ax
 

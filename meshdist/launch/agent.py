@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from meshdist.store import Store
 
 
+# Who sends SIGTERM, such as Slurm or timeout, will kill the launcher soon.
+_REPORT_AT_SIGTERM_S = 1.0
+
+
 class Settings(NamedTuple):
     """What to launch, and how."""
 
@@ -180,8 +184,8 @@ def _conclude(settings: Settings, nodes: Nodes, supervisor: Supervisor, interrup
         nodes.wait_for_others()
     signals = interrupts.take()
     if signals:
-        if signals[0] == signal.SIGINT and nodes.node == 0:
-            _report_hang(nodes.ranks_store, supervisor.job, interrupts)
+        if signals[0] in (signal.SIGINT, signal.SIGTERM) and nodes.node == 0:
+            _report_hang(nodes.ranks_store, supervisor.job, interrupts, signals[0])
         nodes.stop(Stop(nodes.launcher, signal=signals[0]))
         supervisor.end(signals[0], settings.grace_s)
         report(f"stopped by {signals[0].name}{_how_others_ended(supervisor)}")
@@ -211,11 +215,13 @@ def _num_ranks_next(settings: Settings, supervisor: Supervisor) -> int:
     return max(settings.least_ranks, num_ranks - num_killed)
 
 
-def _report_hang(store: Store, job: Job, interrupts: Interrupts) -> None:
-    """After Ctrl-C on a job that hangs, show who waits for whom; a further signal ends that."""
-    from meshdist.debug.attach import hang_of_interrupted  # most jobs do not hang
+def _report_hang(store: Store, job: Job, interrupts: Interrupts, number: signal.Signals) -> None:
+    """Before a job that hangs is ended by a signal, show who waits for whom; a further signal ends that."""
+    from meshdist.debug.attach import REPORT_S, hang_of_interrupted  # most jobs do not hang
 
-    for line in hang_of_interrupted(store, endpoint(job.master_addr, job.master_port), interrupts.pending):
+    address = endpoint(job.master_addr, job.master_port)
+    within_s = REPORT_S if number == signal.SIGINT else _REPORT_AT_SIGTERM_S
+    for line in hang_of_interrupted(store, address, interrupts.pending, within_s):
         report(line)
 
 

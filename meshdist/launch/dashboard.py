@@ -112,5 +112,5 @@ def why_no_dashboard() -> str | None:
     from importlib.util import find_spec
 
     if find_spec("rich") is None:
-        return "--dashboard needs the package rich: pip install 'meshdist[rich]'"
+        return "--dashboard needs the package rich: pip install rich"
     return None

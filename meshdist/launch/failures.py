@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from meshdist.errors import DistError
-from meshdist.system.processes import describe_status
+from meshdist.system.processes import describe_status, hint_about
 
 
 class Failure(NamedTuple):
@@ -32,9 +32,10 @@ class Failure(NamedTuple):
         return f"{who} {describe_status(self.status)}: {self.kind}{': ' if first_line else ''}{first_line}"
 
     def report(self) -> str:
-        """Return the rank and the failure, with the traceback if there is one."""
+        """Return the rank and the failure, with the traceback if there is one; of a killed rank, with a hint."""
         if not self.traceback:
-            return f"{self.headline()}\n"
+            hint = hint_about(self.status)
+            return f"{self.headline()}\n" + (f"  {hint}\n" if hint else "")
         return f"rank {self.rank} (pid {self.pid} on {self.host}) {describe_status(self.status)}:\n{self.traceback}"
 
 

@@ -59,11 +59,14 @@ class JobStatus(NamedTuple):
             return f"job at {self.address}: {num_ranks}, not started by meshrun"
         first = self.nodes[0]
         lasts = duration(time.time() - min(node.started_s for node in self.nodes))
-        restarts = f"restart {first.num_restarts}" if first.num_restarts else "no restart"
-        uncounted = ", changes of hosts not counted" if first.num_restarts > first.max_restarts else ""
-        most = f" (--max-restarts {first.max_restarts}{uncounted})" if first.max_restarts else ""
+        number, most = first.num_restarts, first.max_restarts
+        restarts = f"restart {number}" if number else "no restarts"
+        if most and number > most:
+            restarts += f" (at most {most}, besides those for changes of hosts)"
+        elif most:
+            restarts += f" of at most {most}" if number else f" yet, at most {most}"
         return (
-            f"job {first.run_id}: {num_ranks} on {counted(first.num_nodes, 'host')}, {restarts}{most},"
+            f"job {first.run_id}: {num_ranks} on {counted(first.num_nodes, 'host')}, {restarts},"
             f" for {lasts}: {first.command}"
         )
 

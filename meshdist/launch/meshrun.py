@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
@@ -33,7 +34,7 @@ from meshdist.system.platform import why_no_processes
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Iterable
 
 USAGE_STATUS = 2
 STATUS = "status"
@@ -47,6 +48,12 @@ _TORCHRUN_OPTIONS = {
     "--start-method": "every rank is a new process",
 }
 """Options of torchrun that meshrun does not have, and why."""
+
+_OF_THE_SCRIPT = {
+    "--backend": 'the script chooses the backend, as in init_process_group("gloo")',
+    "--axes": "the script creates the mesh, with init_device_mesh",
+}
+"""Options of `%%mesh` and of other commands, and where they are with meshrun."""
 
 _NAMES_OF_NUM_RANKS = ("--n", "--np", "--nproc", "--nprocs", "--num-ranks", "--ranks", "--world-size")
 """Names by which other launchers, and `spawn`, know --nproc-per-node."""
@@ -107,8 +114,7 @@ def main(arguments: list[str] | None = None, *, passes_local_rank: bool = False)
     parser.set_defaults(**torchrun_variables(os.environ))
     parsed, unknown = parser.parse_known_args(options)
     if unknown:
-        name = unknown[0].partition("=")[0]
-        _complain(f"{name} is not an option of meshrun{_did_you_mean(name, parser._option_string_actions)}")
+        _complain(_no_option(unknown[0].partition("=")[0], parser._option_string_actions))
     kind = "module" if parsed.module else "program" if parsed.no_python else "script"
     problem = _problem_with(parsed, kind, command)
     if problem is not None:
@@ -126,7 +132,18 @@ def main(arguments: list[str] | None = None, *, passes_local_rank: bool = False)
         settings = _settings(parsed, kind, command, passes_local_rank and not parsed.use_env)
     except ValueError as error:
         _complain(str(error))
+    gc.freeze()  # what was imported stays; Python need not look for garbage in it, at the end above all
     return launch(settings)
+
+
+def _no_option(name: str, known: Iterable[str]) -> str:
+    from meshdist.system.option_parser import did_you_mean  # with modules that an error alone needs
+
+    meant = did_you_mean(name, (*known, *_OF_THE_SCRIPT))
+    for option, where in _OF_THE_SCRIPT.items():
+        if option == name or option in meant:
+            return f"{name} is not an option of meshrun: {where}"
+    return f"{name} is not an option of meshrun{meant}"
 
 
 def _settings(parsed: Namespace, kind: str, command: list[str], passes_local_rank: bool) -> Settings:
@@ -378,7 +395,9 @@ def _problem_with(parsed: Namespace, kind: str, command: list[str]) -> str | Non
         return f"expected a {kind} to run"
     name = command[0]
     if kind == "script" and not os.path.exists(name):
-        return f"no such file: {name!r}{_did_you_mean(name, [STATUS])}"
+        from meshdist.system.option_parser import did_you_mean
+
+        return f"no such file: {name!r}{did_you_mean(name, [STATUS])}"
     if kind == "script" and os.path.isdir(name) and not os.path.isfile(os.path.join(name, "__main__.py")):
         return f"{name!r} is a directory without a __main__.py"
     if kind == "module" and not _is_importable(name.partition(".")[0]):
@@ -389,14 +408,6 @@ def _problem_with(parsed: Namespace, kind: str, command: list[str]) -> str | Non
         if shutil.which(name) is None:
             return f"no such program: {name!r}"
     return None
-
-
-def _did_you_mean(word: str, known: Collection[str]) -> str:
-    """Return what to append to a message about a word that is not known; empty if no other is like it."""
-    from meshdist._torch_names import spelt  # with modules that an error alone needs
-
-    meant = spelt(word, known)
-    return "" if meant is None else f"; did you mean {meant}?"
 
 
 def _is_importable(top_level_name: str) -> bool:

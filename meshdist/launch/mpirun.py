@@ -37,7 +37,7 @@ _INSTEAD = {
     "--rdzv-last-call": _NO_ADDRESS,
     "--master-addr": _NO_ADDRESS,
     "--master-port": _NO_ADDRESS,
-    "--max-restarts": "MPI cannot start ranks again: start the job again, or use meshrun's own ranks and backend gloo",
+    "--max-restarts": "MPI cannot start ranks again; leave it out, or use the gloo backend without --launcher mpi",
     "--monitor-interval": _WATCHED,
     "--grace": _WATCHED,
     "--log-dir": _OUTPUT,

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from meshdist.bootstrap.spawned import spawn_variables
+from meshdist.debug.user_traceback import ending_at_the_call
 from meshdist.launch import worker
 from meshdist.launch.interrupts import without_ctrl_c
 from meshdist.launch.spawn_context import (
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["ProcessException", "ProcessExitedException", "ProcessRaisedException", "SpawnContext", "spawn"]
 
 
+@ending_at_the_call
 @explaining
 def spawn(
     fn: Callable[..., object],

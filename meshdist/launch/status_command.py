@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import socket
@@ -20,6 +19,7 @@ from meshdist.launch.plan import NodeCard, Plan
 from meshdist.security.credentials import SECRET_FILE_VARIABLE, SECRET_VARIABLE, secret_from_environment
 from meshdist.security.handshake import OtherJobError
 from meshdist.store import Store, TCPStore
+from meshdist.system.option_parser import OptionParser
 from meshdist.system.plurals import counted
 
 _CONNECT_S = 2.0
@@ -29,7 +29,7 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line; return the exit status."""
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="meshrun status",
         description="List the ranks of a running job: where they are, what they are doing, and for how long.",
         epilog="Other users' jobs, and jobs of which no rank is on this host, need the job's secret in MESHDIST_SECRET "

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
+from inspect import signature
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +22,7 @@ from meshdist.runtime.departure import Departure, PeerExit
 from meshdist.runtime.waiting import Doorbells
 from meshdist.system.deadline import Deadline, Timeout, seconds
 from meshdist.system.name_hints import explaining
+from meshdist.system.plurals import counted
 
 if TYPE_CHECKING:
     from meshdist.debug.hang_watchdog import StateExchange
@@ -33,7 +36,7 @@ DEFAULT_RUN_TIMEOUT_S = 300.0
 def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, timeout: Timeout | None = None) -> list[T]:
     """Run `fn` on `world_size` ranks that are threads of this process, and return what each returned.
 
-    Every rank has its own world with an initialised process group: `fn` makes meshes and calls collectives as in a
+    Every rank has its own world with an initialized process group: `fn` makes meshes and calls collectives as in a
     script under `meshrun`. Use it for tests, notebooks and experiments; threads share one interpreter, so it is slow.
 
     Args:
@@ -46,7 +49,7 @@ def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, time
         The results in rank order.
 
     Raises:
-        TypeError: `fn` is not callable, or `world_size` is not an integer.
+        TypeError: `fn` is not callable, or not with `args`, or `world_size` is not an integer.
         ValueError: `world_size` is not positive.
         Exception: The exception of the first rank whose failure does not follow from another. The other ranks end.
 
@@ -68,6 +71,10 @@ def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, time
         raise TypeError(f"run: world_size must be an integer, got {world_size!r}") from None
     if world_size < 1:
         raise ValueError(f"run: world_size must be at least 1, got {world_size}")
+    if not isinstance(args, Iterable):
+        raise TypeError(f"run: args must be a tuple, such as ({args!r},), got {type(args).__name__}")
+    args = tuple(args)
+    _check_arguments(fn, args)
     store = ThreadStore()
     timeout_s = seconds(timeout, DEFAULT_RUN_TIMEOUT_S)
     ranks: list[_Rank] = []
@@ -101,6 +108,23 @@ def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, time
 
         raise cause.with_traceback(user_frames(cause))
     return [rank.result for rank in ranks]
+
+
+def _check_arguments(fn: Callable[..., Any], args: Sequence[Any]) -> None:
+    """Raise TypeError if `fn` cannot be called with `args`."""
+    try:
+        parameters = signature(fn, follow_wrapped=False)  # a wrapper may add arguments
+    except (TypeError, ValueError):  # some functions of C have none
+        return
+    try:
+        parameters.bind(*args)
+    except TypeError as error:
+        name, given = getattr(fn, "__name__", type(fn).__name__), counted(len(args), "argument")
+        words = f"run: {name} cannot be called with {given}: {error}"
+        with suppress(TypeError):
+            parameters.bind(0, *args)
+            words += "; run, unlike spawn, does not pass the rank: call get_rank() instead"
+        raise TypeError(words) from None
 
 
 @dataclass(eq=False, repr=False)

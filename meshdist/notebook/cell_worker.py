@@ -36,7 +36,7 @@ from meshdist.notebook.cell_values import drawn_figures, rich_forms, variables_o
 from meshdist.notebook.magic_options import Axes
 from meshdist.runtime.context import current_slot
 
-# From when on a wait is examined, to tell at once of a rank that has ended the cell.
+# From when on a wait is examined, to tell at once of a rank that has finished the cell.
 _DETECTS_FROM_S = 0.1
 
 # Filled while a cell runs.
@@ -174,9 +174,14 @@ class Worker:
         linecache.cache[cell.name] = len(cell.source), None, cell.source.splitlines(keepends=True), cell.name
         body = ast.parse(cell.source, cell.name)
         last = body.body.pop() if body.body and isinstance(body.body[-1], ast.Expr) else None
-        exec(compile(body, cell.name, "exec"), variables)
-        if isinstance(last, ast.Expr):
-            self._show(eval(compile(ast.Expression(last.value), cell.name, "eval"), variables))
+        try:
+            exec(compile(body, cell.name, "exec"), variables)
+            if isinstance(last, ast.Expr):
+                self._show(eval(compile(ast.Expression(last.value), cell.name, "eval"), variables))
+        except NameError as error:
+            if error.name == "mesh" and not cell.axes:
+                error.args = (f"{error}; %%mesh --axes creates it",)
+            raise
         return _pickled(variables, cell.get) if cell.get else None
 
     def _show(self, value: Any) -> None:

@@ -12,16 +12,20 @@ from typing import Any
 from meshdist.backends.device_backends import usable_backend_name
 from meshdist.errors import DistError
 from meshdist.notebook.cell_worker import Answer
-from meshdist.notebook.magic_options import CellOptions, parse_options
+from meshdist.notebook.magic_options import CellOptions, asks_for_help, help_text, parse_options
 from meshdist.notebook.pool import Completion, Pool
+from meshdist.notebook.process import KILLED
 from meshdist.notebook.rank_output import RankOutput, rank_label
 from meshdist.runtime.rank_text import ranks_text, without_own_rank
 from meshdist.system.plurals import counted
+from meshdist.system.processes import hint_about_signal
 
 _MOST_NAMED = 8
 _REPLACED = "a new process takes its place, without the variables of the old one"
 _OWN_GROUPS = "create your own groups and meshes again"
-_NO_CLOUDPICKLE = '%%mesh needs the package cloudpickle: pip install "meshdist[notebook]"'
+_NO_CLOUDPICKLE = (
+    "%%mesh needs the package cloudpickle: pip install cloudpickle, or 'meshdist[notebook]' for all that notebooks need"
+)
 
 
 class MeshCellError(RuntimeError):
@@ -49,12 +53,15 @@ class MeshMagics:
         self._output = RankOutput(_write)
 
     def cell(self, line: str, cell: str) -> None:
-        """Run a cell on all workers: the implementation of `%%mesh`.
+        """Run a cell on all workers: the implementation of `%%mesh`; with --help, print the options.
 
         Raises:
             UsageError: The options are wrong, or a package is missing.
             MeshCellError: The cell failed.
         """
+        if asks_for_help(line):
+            print(help_text())
+            return
         try:
             options = parse_options(line, self._options)
         except ValueError as error:
@@ -79,7 +86,10 @@ class MeshMagics:
             self._shell.push(outcome.values())
 
     def line(self, line: str) -> None:
-        """List the workers; `%mesh stop` ends them."""
+        """List the workers; `%mesh stop` ends them, and `%mesh --help` prints the options of `%%mesh`."""
+        if asks_for_help(line):  # IPython refuses a cell magic without a cell, and asks whether this one was meant
+            print(help_text())
+            return
         if line.strip() == "stop" and self._pool is not None:
             stopped = self._pool.size
             self.stop()
@@ -120,6 +130,8 @@ class MeshMagics:
         before, pool = self._options, self._pool
         if pool is None or before is None or options.restart or options.num_ranks != before.num_ranks:
             pool = self._new_pool(options)
+            if before is not None and before.axes and not options.axes:
+                print(f"cells have no `mesh` any more; pass --axes, as in --axes dp={options.num_ranks}")
         elif (options.backend, options.timeout_s) != (before.backend, before.timeout_s):
             pool.join_new_world(options.backend, options.timeout_s)
             print(
@@ -215,6 +227,9 @@ def _error_of(outcome: Completion) -> BaseException:
     for rank, how in sorted(outcome.ended.items()):
         when = "had ended before it began the cell" if rank in outcome.not_begun else "ended in the cell"
         lines.append(f"rank {rank} {when} ({how}); {_REPLACED}")
+    if not outcome.interrupted:  # else the pool has killed what did not react
+        hints = dict.fromkeys(hint_about_signal(how.removeprefix(KILLED)) for how in outcome.ended.values())
+        lines += filter(None, hints)
     lines += _what_is_left(outcome)
     if outcome.interrupted:
         return CellInterrupted("\n".join(["The cell was interrupted.", *outcome.hang_report, *lines]))

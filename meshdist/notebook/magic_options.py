@@ -6,8 +6,10 @@ import argparse
 import math
 import shlex
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NoReturn
 
+from meshdist.system.option_parser import OptionParser
 from meshdist.system.platform import check_num_processes
 from meshdist.system.plurals import counted
 
@@ -27,9 +29,10 @@ class CellOptions:
     restart: bool = False  # start new workers
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(OptionParser):
     def error(self, message: str) -> NoReturn:
-        raise ValueError(f"%%mesh: {message}; usage: %%mesh -n 4 --axes dp=2,tp=2 --send x --get y")
+        stop = " " if message.endswith("?") else "; "
+        raise ValueError(f"%%mesh: {message}{stop}usage: %%mesh -n 4 --axes dp=2,tp=2 --send x --get y")
 
 
 def parse_options(line: str, before: CellOptions | None = None) -> CellOptions:
@@ -62,15 +65,30 @@ def parse_options(line: str, before: CellOptions | None = None) -> CellOptions:
     return options if given.timeout is None else replace(options, timeout_s=given.timeout)
 
 
+def asks_for_help(line: str) -> bool:
+    return not {"-h", "--help"}.isdisjoint(line.split())
+
+
+def help_text() -> str:
+    """Return what the options of `%%mesh` do."""
+    return f"{_parser().format_help()}\n%mesh lists the workers, %mesh stop ends them."
+
+
 def _parser() -> _Parser:
-    parser = _Parser(prog="%%mesh", add_help=False, allow_abbrev=False)
-    parser.add_argument("-n", "--nproc", dest="n", type=int)
-    parser.add_argument("--axes")
-    parser.add_argument("--backend")
-    parser.add_argument("--timeout", type=float)
-    parser.add_argument("--send", default="")
-    parser.add_argument("--get", default="")
-    parser.add_argument("--restart", action="store_true")
+    parser = _Parser(
+        prog="%%mesh",
+        add_help=False,
+        allow_abbrev=False,
+        description="Run the cell on all workers. Options hold for the cells after it, except for the last three.",
+        formatter_class=partial(argparse.HelpFormatter, width=100),  # not as wide as the terminal of the kernel
+    )
+    parser.add_argument("-n", "--nproc", dest="n", metavar="N", type=int, help="the number of workers")
+    parser.add_argument("--axes", metavar="dp=2,tp=2", help="the axes of the mesh that cells find as `mesh`")
+    parser.add_argument("--backend", help="the backend of the workers' world, such as gloo")
+    parser.add_argument("--timeout", metavar="S", type=float, help="how many seconds a call may wait")
+    parser.add_argument("--send", metavar="x,y", default="", help="variables to copy to the workers before the cell")
+    parser.add_argument("--get", metavar="x,y", default="", help="variables to copy back after it, as lists by rank")
+    parser.add_argument("--restart", action="store_true", help="start new workers")
     return parser
 
 

@@ -18,11 +18,13 @@ from meshdist.launch.worker_env import LOOPBACK, job_secret, new_job
 from meshdist.notebook.cell_worker import Answer, Cell, Joining
 from meshdist.notebook.magic_options import Axes
 from meshdist.notebook.process import WorkerProcess
+from meshdist.notebook.rank_output import merged
 from meshdist.store import TCPStore
 from meshdist.store.address import endpoint
 from meshdist.system.deadline import Deadline
 from meshdist.system.platform import check_processes
 
+_TEXT = "text/plain"
 _START_S = 60.0
 _TICK_S = 0.1
 
@@ -60,7 +62,10 @@ class Completion:
         return ranks_by_picture
 
     def shown(self) -> list[tuple[dict[str, Any], list[int]]]:
-        """Return the forms of the last expressions, each with its ranks; those that are alike once."""
+        """Return the forms of the last expressions, each with its ranks; those that are alike once.
+
+        Where only their texts differ, as those of arrays, which say what a rank holds, the text has lines of each rank.
+        """
         alike: list[tuple[dict[str, Any], list[int]]] = []
         for rank, answer in sorted(self.answers.items()):
             if answer.shown is None:
@@ -71,13 +76,18 @@ class Completion:
                     break
             else:
                 alike.append((answer.shown, [rank]))
-        return alike
+        return [(self._with_texts(forms, ranks), ranks) for forms, ranks in alike]
+
+    def _with_texts(self, forms: dict[str, Any], ranks: list[int]) -> dict[str, Any]:
+        texts = {rank: shown[_TEXT] for rank in ranks if (shown := self.answers[rank].shown) is not None}
+        if len(set(texts.values())) == 1:
+            return forms
+        return {**forms, _TEXT: "\n".join(merged({rank: text.splitlines() for rank, text in texts.items()}))}
 
 
 def _are_alike(forms: dict[str, Any], others: dict[str, Any]) -> bool:
     """Return whether two values have equal texts, or else equal pictures. HTML may contain names made up for it."""
-    plain = "text/plain"
-    return forms[plain] == others[plain] or {**forms, plain: ""} == {**others, plain: ""}
+    return forms[_TEXT] == others[_TEXT] or {**forms, _TEXT: ""} == {**others, _TEXT: ""}
 
 
 class Pool:

@@ -17,6 +17,9 @@ from meshdist.launch.worker_env import Job, worker_environment
 from meshdist.notebook.cell_worker import Answer
 from meshdist.system.processes import signal_name
 
+KILLED = "killed by "
+"""How `WorkerProcess.how_it_ended` begins for a process that a signal killed; the name of the signal follows."""
+
 _END_S = 5.0
 _CHUNK = 1 << 16
 
@@ -96,7 +99,7 @@ class WorkerProcess:
             status = self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             return f"closed its connection, while pid {self.pid} went on"
-        return f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
+        return f"{KILLED}{signal_name(-status)}" if status < 0 else f"exit status {status}"
 
     def close(self) -> None:
         """End it, and release its descriptors."""

@@ -3,13 +3,14 @@
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from until import until
 
 import meshdist as dist
-from meshdist.debug.stacks import stacks
+from meshdist.debug.stacks import own_threads, stacks
 
 ASKED_WHILE_GARBAGE_IS_COLLECTED = """
 import gc, threading
@@ -88,3 +89,25 @@ def test_the_stack_of_a_spawned_rank_begins_with_its_function(tmp_path):
     done = subprocess.run(program, capture_output=True, text=True, timeout=50)
     first = done.stdout.splitlines()[0]
     assert first.endswith("script.py:6 in main"), done
+
+
+def test_a_pool_that_has_nothing_to_do_runs_no_code_of_the_user():
+    before, is_over = own_threads((), ()), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        until(lambda: own_threads((), ()) == before, "the thread is idle")
+        pool.submit(is_over.wait)
+        until(lambda: len(own_threads((), ())) == len(before) + 1, "the thread is busy")
+        is_over.set()
+
+
+def receive_from_each_other():
+    dist.recv(np.empty(1), 1 - dist.get_rank())
+
+
+@pytest.mark.timeout(60)
+def test_beside_an_idle_pool_a_circle_of_threads_is_proven():
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        with pytest.raises(dist.DistBackendError, match="deadlock: the ranks wait for each other"):
+            dist.run(receive_from_each_other, 2, timeout=40)

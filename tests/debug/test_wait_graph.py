@@ -4,7 +4,7 @@ import pytest
 from sample_states import NOW_S, by_rank, data, record, seen, waiting
 
 from meshdist.debug.attach import long_waits
-from meshdist.debug.hang_report import hang_report
+from meshdist.debug.hang_report import causes, hang_report
 from meshdist.debug.states import parse_state
 from meshdist.debug.wait_graph import first_difference, who_waits
 
@@ -69,10 +69,19 @@ def test_ranks_in_the_calls_of_two_groups_wait_in_a_circle():
     waits = who_waits(states)
     assert set(waits.cycle) == {0, 1}
     assert waits.absent == ()
-    cause = hang_report(waits, 2)[0]
-    assert cause.startswith("the ranks wait for each other: rank 0 waits for rank 1 in barrier(), call 1 on 'a'")
-    assert "rank 1 waits for rank 0 in all_reduce(float32[4], op=sum), call 1 on 'b'" in cause
-    assert "after barrier(), call 1 on 'world', at train.py:10, rank 0 calls barrier(), call 1 on 'a'" in cause
+    calls = [
+        "barrier(), call 1 on 'a', at train.py:10",
+        "all_reduce(float32[4], op=sum), call 1 on 'b', at train.py:10",
+    ]
+    after = "after barrier(), call 1 on 'world', at train.py:10"
+    assert hang_report(waits, 2) == [
+        f"the ranks wait for each other: rank 0 waits for rank 1; rank 1 waits for rank 0; {after}, their calls differ",
+        *(f"rank {rank} is in {calls[rank]}, for 5.0 s, waiting for rank {1 - rank}" for rank in (0, 1)),
+    ]
+    assert causes(waits) == [
+        f"the ranks wait for each other: rank 0 waits for rank 1 in {calls[0]}; rank 1 waits for rank 0 in {calls[1]};"
+        f" {after}, rank 0 calls {calls[0]} and rank 1 calls {calls[1]}"
+    ]
 
 
 def test_messages_wait_for_their_other_side():
@@ -84,6 +93,28 @@ def test_messages_wait_for_their_other_side():
     waits = who_waits(states)
     assert edges(waits) == [(0, 1), (1, 2), (2, 0)]
     assert len(waits.cycle) == 3
+
+
+@pytest.mark.parametrize(("calls", "has_advice"), [(("isend", "send"), True), (("isend", "barrier"), False)])
+def test_ranks_that_all_wait_in_their_sends_are_told_what_to_change(calls, has_advice):
+    texts = [
+        "barrier()" if call == "barrier" else f"{call}(float64[9] to rank {1 - rank})"
+        for rank, call in enumerate(calls)
+    ]
+    groups = {"world": [0, 1]}
+    states = by_rank(
+        *(seen(rank, [waiting("world", 1, 3.0, text, root=1 - rank)], groups) for rank, text in enumerate(texts))
+    )
+    cause = hang_report(who_waits(states), 2)[0]
+    advice = "; post an irecv before the send, or call sendrecv, which does both at once"
+    assert cause.startswith("the ranks wait for each other: rank 0 waits for rank 1; rank 1 waits for rank 0")
+    assert cause.endswith(advice) == has_advice
+
+
+def test_a_rank_that_receives_from_itself_waits_for_itself():
+    itself = waiting("world", 1, 3.0, "irecv(float32[4] from rank 0, tag=0)", root=0)
+    cause = hang_report(who_waits(by_rank(seen(0, [itself], WORLD))), 3)[0]
+    assert cause.startswith("rank 0 waits for itself in irecv(float32[4] from rank 0, tag=0), message 1 on 'world'")
 
 
 def last_of_a_wait(rank, records, groups, ended_s, reason="timed out"):

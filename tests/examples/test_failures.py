@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "examples" / "failures"
 PAGE = (ROOT / "docs" / "hangs.md").read_text()
-SHOWN = re.findall(r"```console\n\$ meshrun --nproc-per-node (\d+) (\w+)\.py\n(.*?)```", PAGE, re.DOTALL)
+SHOWN = re.findall(r"```console\n\$ meshrun -n (\d+) (\w+)\.py\n(.*?)```", PAGE, re.DOTALL)
 
 pytestmark = [
     pytest.mark.timeout(120),

@@ -60,6 +60,6 @@ def test_the_others_are_told_at_which_call_a_rank_went(tmp_path, way, end):
         noticed_s, message = outcomes[rank][1].strip().split(maxsplit=1)
         assert float(noticed_s) - gone_s < loaded(DETECTED_S), outcomes
         # The one that has noticed it first may have told the other.
-        where = r"all_reduce on group 'tp' \(rank [01] of 3\): (rank [01] \(pid [^)]*\) failed because )?rank 2 "
+        where = r"all_reduce on group 'tp' \(rank [01] of 3\): (rank [01] \(pid [^)]*\) failed(: | because ))?rank 2 "
         where += r"\(pid \d+ on [^)]*\) "
         assert re.search(where + words + rf"this is call 18, at <string>:{LINE}$", message), message

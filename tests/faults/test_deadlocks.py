@@ -69,14 +69,24 @@ def test_every_rank_describes_a_circle_in_the_same_words():
     }
 
 
-def test_a_circle_of_receives_has_advice_unless_another_message_is_there():
+def test_the_advice_on_a_circle_of_receives_names_ranks_for_which_another_message_is_there():
     first, second = (
         BlockedRank(rank, 1, (1 - rank,), "recv(int64[1] from any rank)", {1 - rank: 1}) for rank in (0, 1)
     )
-    advice = "\n  let one of them send before it receives, or call sendrecv, which does both at once"
-    assert describe([first, second]).endswith(advice)
+    advice = "let one of them send before it receives, or call sendrecv, which does both at once"
+    assert describe([first, second]).endswith(f"\n  {advice}")
     there = replace(second, instead="a message with tag 7 is waiting to be received")
-    assert describe([first, there]).endswith("(a message with tag 7 is waiting to be received)")
+    assert describe([first, there]).endswith(
+        "(a message with tag 7 is waiting to be received)\n"
+        f"  let rank 1 receive the message that is waiting, with its tag and source; or {advice}"
+    )
+    both = [replace(one, instead=there.instead) for one in (first, second)]
+    assert (
+        f"let ranks 0, 1 receive the messages that are waiting, with their tags and sources; or {advice}"
+        in describe(both)
+    )
+    probes = [replace(one, call="probe(from rank 0)") for one in (first, there)]
+    assert describe(probes).endswith("its tag and source; or let one of them send before it probes")
 
 
 @pytest.mark.parametrize(
@@ -139,6 +149,21 @@ def test_a_set_of_ranks_is_described_by_all_in_the_same_words():
             "all_reduce(float64[4], op=sum)",
             "send(int64[99999] to rank 0)",
             "let rank 0 receive before its all_reduce, or rank 1 call all_reduce before its send",
+        ),
+        (
+            "send_object_list(2 objects to rank 1, tag=0)",
+            "isend_object_list(1 object to rank 0, tag=0)",
+            "send with isend_object_list, and wait for it after the receive",
+        ),
+        (
+            "recv_object_list(2 objects from rank 1, tag=0)",
+            "irecv_object_list(objects from rank 0, tag=0)",
+            "let one of them send before it receives",
+        ),
+        (
+            "send_object_list(1 object to rank 1, tag=0)",
+            "barrier(), call 1 on 'a'",
+            "let rank 1 receive before its barrier, or rank 0 call barrier before its send_object_list",
         ),
     ],
 )

@@ -57,7 +57,8 @@ def test_a_timeout_shows_where_the_absent_rank_computes(new_workers, tmp_path):
     message = first.message
     assert f"timed out after {TIMEOUT_S:g} s waiting for rank 1 (pid {workers.pids[1]} on " in message
     assert "rank 1 has not reached all_reduce(float64[4], op=sum), call 2 on 'short of time'" in message
-    assert re.search(r"ranks 0, 2 are in all_reduce\(.* at test_hang_reports.py:\d+, for \d\.\d s", message)
+    # Rank 2 may have timed out already, or not be there yet.
+    assert re.search(r"ranks? 0(, 2 are| is) in all_reduce\(.* at test_hang_reports.py:\d+, for \d+\.\d s", message)
     assert re.search(
         r"rank 1 is not in a meshdist call; it has been at test_hang_reports.py:\d+ in busy_in_own_code", message
     )
@@ -86,12 +87,14 @@ def test_a_timeout_shows_the_circle_and_the_first_call_that_differs(new_workers)
     outcomes = [workers.outcome(0), workers.outcome(1)]
     assert all(outcome.kind in (dist.DistTimeoutError, dist.DistBackendError) for outcome in outcomes)
     message = timed_out(*outcomes).message
-    assert (
-        "the ranks wait for each other: rank 0 waits for rank 1 in all_reduce(float64[4], op=sum), call 2 on 'one'"
-        in (message)
+    cause = (
+        "the ranks wait for each other: rank 0 waits for rank 1; rank 1 waits for rank 0; after barrier(), call 1 on"
     )
-    assert "rank 1 waits for rank 0 in all_reduce(float64[4], op=sum), call 2 on 'other'" in message
-    assert "after barrier(), call 1 on 'other'" in message
+    assert f"{cause} 'other'" in message
+    for call in ("call 2 on 'one'", "call 2 on 'other'"):
+        # The other rank may have timed out a moment before.
+        assert len(re.findall(rf"(is|was) in all_reduce\(float64\[4\], op=sum\), {call}", message)) == 1
+        assert len([line for line in message.splitlines()[1:] if call in line]) == 1
 
 
 def test_the_lowest_waiting_rank_warns_in_the_log(caplog):

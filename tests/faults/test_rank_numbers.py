@@ -47,7 +47,7 @@ CALLS = {
         r"the ranks disagree\n  rank 0 \(global rank {0}\) calls all_reduce\(.*\n  rank 1 \(global rank {1}\) calls"
     ),
     unequal_splits: r"the sizes disagree: rank 0 \(global rank {0}\) sends 2 \w+ to rank 0 \(global rank {0}\), which",
-    wrong_size: r"rank 1 \(global rank {1}[^)]*\) sent \d+ bytes",
+    wrong_size: r"rank 1 \(global rank {1}[^)]*\) sent float64",
     leave_alone: r"rank 1 \(global rank {1}[,)].* (failed|has finished)",
 }
 

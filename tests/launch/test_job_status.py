@@ -63,7 +63,7 @@ def test_status_shows_who_waits_for_whom_who_has_ended_and_where_the_output_is(t
     code, out, err = status(name)
     assert (code, err) == (0, "")
     headline, head, *rows, logs = out.splitlines()
-    assert re.fullmatch(rf"job {name}: 3 ranks on 1 host, no restart, for [0-9.]+ s: script.py", headline)
+    assert re.fullmatch(rf"job {name}: 3 ranks on 1 host, no restarts, for [0-9.]+ s: script.py", headline)
     assert head.split() == ["rank", "host", "pid", "state", "for", "call,", "or", "the", "last", "one"]
     assert re.match(r" +0 .* waiting for rank 2 .* recv\(float64\[3\] from rank 2, .*, at script.py:2\d$", rows[0])
     assert re.search(r" +1 .* succeeded$", rows[1])
@@ -161,7 +161,7 @@ def test_dashboard_without_a_terminal_is_lines(tmp_path):
 
 def test_dashboard_needs_rich(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert why_no_dashboard() == "--dashboard needs the package rich: pip install 'meshdist[rich]'"
+    assert why_no_dashboard() == "--dashboard needs the package rich: pip install rich"
 
 
 def a_status():
@@ -177,7 +177,7 @@ def a_status():
 
 def test_table_in_plain_text():
     headline, *rows = a_status().lines()
-    assert headline.startswith("job job7: 3 ranks on 1 host, restart 2 (--max-restarts 5), for ")
+    assert headline.startswith("job job7: 3 ranks on 1 host, restart 2 of at most 5, for ")
     assert rows == [
         "rank  host   pid  state                     for  call, or the last one",
         "   0  node1   70  waiting for rank 2      3.2 s  barrier(), call 2 on 'world', at train.py:7",
@@ -187,6 +187,21 @@ def test_table_in_plain_text():
     ]
     assert a_status().names() == {"127.0.0.1:5", "job7"}
     assert [duration(each) for each in (0.04, 99.0, 5900.0, 7200.0)] == ["0.0 s", "99.0 s", "98 min", "2.0 h"]
+
+
+@pytest.mark.parametrize(
+    ("number", "most", "words"),
+    [
+        (0, 0, ", no restarts, for "),
+        (0, 3, ", no restarts yet, at most 3, for "),
+        (1, 3, ", restart 1 of at most 3, for "),
+        (5, 3, ", restart 5 (at most 3, besides those for changes of hosts), for "),
+    ],
+)
+def test_restarts_so_far_and_at_most(number, most, words):
+    status = a_status()
+    first = status.nodes[0]._replace(num_restarts=number, max_restarts=most)
+    assert words in status._replace(nodes=[first]).headline()
 
 
 def test_table_of_rich():

@@ -62,6 +62,22 @@ def test_headline_takes_the_first_line_of_the_message():
     assert silent.headline() == "rank 2 (pid 102 on node) exited with status 1: AssertionError"
 
 
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (-9, "was killed by SIGKILL\n  if nobody killed it, the host may have run out of memory: `dmesg` shows"),
+        (-11, "was killed by SIGSEGV\n  the environment variable PYTHONFAULTHANDLER=1 makes Python show the line"),
+        (-7, "PYTHONFAULTHANDLER=1 makes Python show the line where this happens; is /dev/shm full"),
+        (-15, "was killed by SIGTERM\n"),
+        (3, "exited with status 3\n"),
+    ],
+)
+def test_report_of_a_killed_rank_says_how_to_find_the_cause(status, words):
+    report = failure(2, 1.0)._replace(status=status).report()
+    assert words in report
+    assert report.count("\n") == (2 if "\n " in words or "shm" in words else 1)
+
+
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[1]", b"\xff\xfe", json.dumps({"pid": "x"}).encode()])
 def test_error_file_that_says_nothing_is_no_failure(tmp_path, content):
     path = tmp_path / "rank0.json"

@@ -186,6 +186,7 @@ def interpreter():
             ["--min-restarts", "3", "script.py"],
             "--min-restarts is not an option of meshrun; did you mean",
         ),
+        (["--timout", "3", "script.py"], "meshrun: --timout is not an option of meshrun; see meshrun --help"),
         (["--foo", "script.py"], "meshrun: --foo is not an option of meshrun; see meshrun --help"),
         (["stat"], "no such file: 'stat'; did you mean status?"),
         (

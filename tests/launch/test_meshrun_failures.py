@@ -167,7 +167,10 @@ finally:
     status, _, err = meshrun(tmp_path, "--nproc-per-node", "3", "script.py")
     assert status == 128 + signal.SIGKILL
     assert err.startswith("meshrun: first failure: rank 2 (pid ")
-    assert "was killed by SIGKILL" in err.splitlines()[0]
+    first, second = err.splitlines()[:2]
+    assert "was killed by SIGKILL" in first
+    assert "run out of memory" in second
+    assert err.count("dmesg") == 1
     assert "Traceback" not in err
 
 

@@ -46,9 +46,7 @@ def test_signal_at_the_launcher_ends_all_ranks(tmp_path, number, status):
     all_gone(pids)
 
 
-@pytest.mark.parametrize("after_s", [1.0, 3.5])
-def test_ctrl_c_on_a_job_that_hangs_shows_who_waits_for_whom(tmp_path, after_s):
-    body = """
+HANGS = """
 import numpy as np
 import meshdist as dist
 dist.init_process_group()
@@ -58,7 +56,11 @@ if rank == 1:
     time.sleep(60)
 dist.recv(np.empty(4), 1)
 """
-    write_script(tmp_path, body)
+
+
+@pytest.mark.parametrize("after_s", [1.0, 3.5])
+def test_ctrl_c_on_a_job_that_hangs_shows_who_waits_for_whom(tmp_path, after_s):
+    write_script(tmp_path, HANGS)
     process = start_meshrun(tmp_path, "--nproc-per-node", "2", "script.py")
     started(tmp_path, 2)
     time.sleep(after_s)
@@ -68,6 +70,36 @@ dist.recv(np.empty(4), 1)
     assert re.search(r"rank 0 is in recv\(.*, at script.py:\d+, for \d.\d s, waiting for rank 1", lines[1])
     assert lines[-1] == "meshrun: stopped by SIGINT"
     assert process.returncode == 130
+
+
+def test_sigterm_on_a_job_that_hangs_shows_who_waits_for_whom(tmp_path):
+    write_script(tmp_path, HANGS)
+    process = start_meshrun(tmp_path, "--nproc-per-node", "2", "script.py")
+    pids = started(tmp_path, 2)
+
+    def waits():
+        # Ranks that have answered once have imported what the answer needs: the next one takes milliseconds.
+        command = [sys.executable, "-m", "meshdist.debug", "attach", "--pid", str(pids[0])]
+        asked = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60, check=False)
+        return re.search(r"rank 0 is in recv\(.* for (0\.[5-9]|[1-9]).* s, waiting for rank 1", asked.stdout)
+
+    until(waits, "rank 0 has waited for long")
+    process.send_signal(signal.SIGTERM)
+    lines = finish(process).splitlines()
+    assert lines[0].startswith("meshrun: rank 1 has not sent what rank 0 waits for in recv(float64[4]")
+    assert lines[-1] == "meshrun: stopped by SIGTERM"
+    assert process.returncode == 143
+
+
+def test_sigterm_ends_a_job_whose_ranks_do_not_answer(tmp_path):
+    write_script(tmp_path, HANGS)
+    process = start_meshrun(tmp_path, "--nproc-per-node", "2", "script.py")
+    pids = started(tmp_path, 2)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process).endswith("meshrun: stopped by SIGTERM\n")
+    all_gone(pids)
 
 
 def test_ctrl_c_on_ranks_that_are_threads_shows_who_waits_for_whom(tmp_path):
@@ -328,7 +360,7 @@ def test_ctrl_c_ends_a_job_that_waits_in_init(tmp_path):
     def attached():
         command = [sys.executable, "-m", "meshdist.debug", "attach", "--pid", waiting]
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=30, check=False)
-        return done.stdout if "2 wait" in done.stdout else ""
+        return done.stdout if "ranks 0, 2 wait" in done.stdout else ""
 
     assert until(attached, "two ranks wait") == (
         "ranks 0, 2 wait in init_process_group, which rank 1 has not called.\n"
