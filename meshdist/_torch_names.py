@@ -11,6 +11,11 @@ from difflib import get_close_matches
 from inspect import signature, unwrap
 from typing import Any
 
+# Similar enough among the many names of a package, among the options of a command, and among the few arguments of one
+# call. In short options, such as -n and --axes, one wrong letter weighs more.
+_CLOSE, _LIKE, _NEAR = 0.8, 0.75, 0.6
+_SHORT = 4
+
 
 def no_attribute(owner: Any, prefix: str, what: str, name: str, known: Iterable[str] | None = None) -> AttributeError:
     """Return the error for attribute `name`, which `owner` lacks; it names a similar one if there is one.
@@ -32,8 +37,10 @@ def no_attribute(owner: Any, prefix: str, what: str, name: str, known: Iterable[
     return AttributeError(text, name=name)
 
 
-def spelt(name: str, known: Collection[str]) -> str | None:
+def spelt(name: str, known: Collection[str], least: float = _CLOSE) -> str | None:
     """Return the one of the `known` names that is meant by `name`: in MPI's spelling, or similar; None if none is.
+
+    `least` is the similarity that counts, as `difflib` measures it.
 
     Example:
         >>> spelt("Allreduce", ["all_reduce", "reduce"]), spelt("Bcast", ["broadcast"]), spelt("zip", ["zeros"])
@@ -46,15 +53,25 @@ def spelt(name: str, known: Collection[str]) -> str | None:
     for other in _OF_MPI.get(meant, "").split():
         if other in known:
             return other
-    close = get_close_matches(meant, list(plain), n=1, cutoff=_CLOSE)
+    close = get_close_matches(meant, list(plain), n=1, cutoff=least)
     return plain[close[0]] if close else None
 
 
+def option_meant(word: str, known: Collection[str]) -> str | None:
+    """Return the one of the few `known` options or commands that is meant by `word`; None if none is.
+
+    Example:
+        >>> option_meant("--jsn", ["--json", "--strict"]), option_meant("--nn", ["-n", "--axes"])
+        ('--json', '-n')
+        >>> option_meant("--timout", ["--rdzv-timeout", "--rdzv-id"])  # of something else
+    """
+    return spelt(word, known, _NEAR if len(_plain(word)) <= _SHORT else _LIKE)
+
+
 def _plain(name: str) -> str:
-    return name.lower().replace("_", "")
+    return name.lower().replace("_", "").replace("-", "")
 
 
-_CLOSE = 0.8
 _PACKAGES = ("autograd", "checkpoint", "dask", "parallel", "ray", "tensor", "torch")
 _OF_TENSOR = ("DTensor", "Partial", "Replicate", "Shard", "distribute_tensor")
 # Names of other libraries, and short ones, that are called otherwise here: of the package, and "DeviceMesh." of a mesh.
@@ -65,6 +82,7 @@ _INSTEAD = {
     "get_local_rank": "`get_node_local_rank()` is the rank on this host, `get_local_rank` of a mesh that along an axis",
     "Mesh": "`init_device_mesh` creates a DeviceMesh",
     "make_mesh": '`init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))` creates a mesh',
+    **{name: f'a method of a mesh: `mesh["x"].{name}(x)`' for name in ("halo_exchange", "shift")},
     "rank": "write `get_rank()`",
     "size": "write `get_world_size()`",
     "DeviceMesh.axis_names": "write `mesh_dim_names`",
@@ -86,9 +104,10 @@ _INSTEAD = {
         "`is_completed()` tells whether the call is done, `source_rank()` of an irecv its sender",
     ),
     **dict.fromkeys(("Work.Waitall", "Work.waitall"), "write `for work in works: work.wait()`"),
+    **dict.fromkeys((f"Work.{name}" for name in ("Waitany", "waitany")), "write `wait_any(works)`"),
     **dict.fromkeys(
-        (f"Work.{name}{kind}" for name in ("Wait", "wait", "Test", "test") for kind in ("any", "some")),
-        "`is_completed()` of each Work tells whether it is done",
+        (f"Work.{name}" for name in ("Waitsome", "waitsome", "Testany", "testany", "Testsome", "testsome")),
+        "`is_completed()` of each Work tells whether it is done; `wait_any(works)` waits for one",
     ),
     **dict.fromkeys(("Work.Testall", "Work.testall"), "write `all(work.is_completed() for work in works)`"),
     "DeviceMesh.rank": "`get_local_rank()` is the rank along the axis, `get_rank()` that in the world",
@@ -97,6 +116,8 @@ _INSTEAD = {
 _OF_NO_OWNER = {
     **dict.fromkeys(("ANY_SOURCE", "any_source", "recv_any", "recv_anysource"), "write `recv(x)`, without `src`"),
     "ANY_TAG": "`probe(src, tag=None)` tells the tag of a message; then receive that one",
+    "Comm_split": '`new_subgroups_by_enumeration(lists)` creates groups, and each axis of a mesh has some: `mesh["x"]`',
+    "Comm_split_type": "`new_subgroups()` creates a group of the ranks of each host",
     "COMM_WORLD": "the flat functions, such as `all_reduce(x)`, run on the world; `new_group` creates other groups",
     "DistributedDataParallel": "`meshdist.parallel.GradientReducer` averages gradients",
     "File": '`meshdist.checkpoint` saves and loads arrays; `np.load(path, mmap_mode="r")` reads a part of a file',
@@ -123,9 +144,10 @@ _OF_NO_OWNER = {
     "psum": "write `all_reduce(x)`, or `functional.all_reduce(x)`, which returns a new array",
     "psum_scatter": "write `reduce_scatter_tensor(out, x)`",
     "shard_map": "the script is its body, which every rank runs; see docs/from-jax.md",
+    **dict.fromkeys(("waitany", "Waitany"), "write `wait_any(works)`; `recv(x)` takes the first message from any rank"),
     **dict.fromkeys(
-        ("wait_any", "waitany", "Waitany", "wait_some", "waitsome", "Waitsome"),
-        "`is_completed()` of a Work tells whether it is done; `recv(x)` takes the first message from any rank",
+        ("wait_some", "waitsome", "Waitsome"),
+        "write `wait_any(works)`, and `[work for work in works if work.is_completed()]`",
     ),
     **dict.fromkeys(("wait_all", "waitall", "Waitall"), "write `for work in works: work.wait()`"),
     **dict.fromkeys(
@@ -144,6 +166,12 @@ _OF_MPI = {
     "bsend": "isend",
     "cartcreate": "init_device_mesh",
     "cartshift": "shift",
+    "commcreate": "new_group",
+    "commcreategroup": "new_group",
+    "commdup": "new_group",
+    "commfree": "destroy_process_group",
+    "commrank": "get_rank",
+    "commsize": "get_world_size",
     "createcart": "init_device_mesh",
     "finalize": "destroy_process_group",
     "gatherv": "gather",
@@ -171,6 +199,7 @@ _KEYWORDS = {
     "axes": ("axis", "mesh_dim_names"),
     "axis_names": ("mesh_dim_names",),
     "axis_shapes": ("mesh_shape",),
+    "asynchronous": ("async_op",),
     "buf": ("tensor",),
     "comm": ("group",),
     "dest": ("dst",),
@@ -203,6 +232,15 @@ _KEYWORDS = {
     "src": ("root",),
 }
 _AXES = ("axis", "axis_name", "dim", "mesh_dim")
+_OF_ALL = "init_process_group and new_group take the timeout of all calls"
+# Keywords that calls do not have: the parameters by which these calls are known, and what to write there.
+_NO_KEYWORDS = (
+    (_AXES, {"group"}, 'along an axis of a mesh: mesh["dp"].{function}(...), or group=mesh["dp"]'),
+    (("timeout",), {"tag", "group"}, f"`irecv(...).wait(timeout=...)` limits one wait; {_OF_ALL}"),
+    (("timeout",), {"async_op"}, f"`{{function}}(..., async_op=True).wait(timeout=...)` limits one wait; {_OF_ALL}"),
+    (("timeout",), {"group"}, _OF_ALL),
+    (("timeout",), {"tag"}, _OF_ALL),
+)
 
 
 def explain_call(function: Callable[..., Any], error: TypeError) -> None:
@@ -212,7 +250,7 @@ def explain_call(function: Callable[..., Any], error: TypeError) -> None:
     found, function = unknown or many, unwrap(function)
     if found is None or found[1].rpartition(".")[2] != function.__name__:
         return
-    known = list(signature(function).parameters)
+    known = [name for name in signature(function).parameters if name != "self" and not name.startswith("_")]
     if unknown is not None:
         error.args = (words + _instead_of_keyword(function.__name__, unknown[2], known),)
     elif "mesh_dim_names" in known:
@@ -221,13 +259,17 @@ def explain_call(function: Callable[..., Any], error: TypeError) -> None:
 
 def _instead_of_keyword(function: str, name: str, known: list[str]) -> str:
     meant = next((other for other in _KEYWORDS.get(name, ()) if other in known), None)
-    if meant is None and name in _AXES and "group" in known:
-        return f'; along an axis of a mesh: mesh["dp"].{function}(...), or group=mesh["dp"]'
+    if meant is None:
+        for names, parameters, text in _NO_KEYWORDS:
+            if name in names and parameters.issubset(known):
+                return f"; {text.format(function=function)}"
     if meant is None and name in _AXES:
         meant = next((other for other in ("axis", "mesh_dim") if other in known), None)
     if meant is None:
-        meant = next(iter(get_close_matches(name, known, n=1, cutoff=_CLOSE)), None)
-    return "" if meant is None else f"; did you mean {meant}=?"
+        meant = spelt(name, known, _NEAR)
+    if meant is not None:
+        return f"; did you mean {meant}=?"
+    return f"; it takes {', '.join(known)}" if known else ""
 
 
 def no_command(name: str) -> str | None:

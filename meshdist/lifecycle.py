@@ -10,15 +10,17 @@ from typing import Any
 
 from meshdist.arrays.device_types import check_device_id
 from meshdist.backends.device_backends import by_device, check_rank_kind, usable_backend_name
-from meshdist.backends.mpi.environment import has_launcher
 from meshdist.backends.p2p.eager_messages import eager_bytes
 from meshdist.backends.registry import entry_of
 from meshdist.bootstrap.join import join
 from meshdist.bootstrap.url import whole_number
+from meshdist.cluster.place import is_first_rank
 from meshdist.collectives.methods import CollectiveMethods
+from meshdist.core import check_choice
 from meshdist.debug.debug_level import begin_debugging, get_debug_level
 from meshdist.debug.instrumentation import WorldInstrumentation
 from meshdist.debug.signals import SignalWatch
+from meshdist.debug.user_traceback import ending_at_the_call
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistTimeoutError
 from meshdist.groups.api import connect_to_device
 from meshdist.groups.non_member import NonMember
@@ -27,18 +29,21 @@ from meshdist.runtime.context import WorldSlot, current_slot
 from meshdist.runtime.departure import giving_up
 from meshdist.runtime.doorbells import SocketDoorbells
 from meshdist.runtime.host_identity import my_card
+from meshdist.runtime.log import RankLog, show_warnings
 from meshdist.runtime.peer_monitor import Peers, leave_will
 from meshdist.runtime.waiting import Doorbells
 from meshdist.store import Store, TCPStore
 from meshdist.store.connect import NotReachedError
 from meshdist.system.deadline import Deadline, Timeout
-from meshdist.system.env_flags import check_switches
+from meshdist.system.env_flags import check_switches, has_mpi_launcher
 from meshdist.system.name_hints import explaining
 from meshdist.system.platform import check_processes
+from meshdist.system.variables import unknown_variables
 
 _STORE_LINGER_S = 0.5
 
 
+@ending_at_the_call
 @explaining
 def init_process_group(
     backend: str | None = None,
@@ -68,10 +73,10 @@ def init_process_group(
         rank: This rank, likewise.
         store: A store that all ranks reach, instead of `init_method`; then rank and world_size are required.
         group_name: Distinguishes jobs that use the same file or multicast address; ignored elsewhere.
-        pg_options: `ProcessGroupNCCL.Options` for backend nccl. Passed to a backend that was registered with
+        pg_options: `ProcessGroupNCCL.Options` for the nccl backend. Passed to a backend that was registered with
             `extended_api=True`; other backends have no options.
-        device_id: The GPU of this rank's arrays: "cuda:1", its index, or a device object. With backend nccl the ranks
-            connect at once, and not at the first call. Ignored by CPU backends.
+        device_id: The GPU of this rank's arrays: "cuda:1", its index, or a device object. With the nccl backend the
+            ranks connect at once, and not at the first call. Ignored by CPU backends.
 
     Raises:
         ValueError: Called twice; the backend is unknown, is not for ranks that are processes, or differs between the
@@ -111,10 +116,17 @@ def init_process_group(
 
 
 def check_environment() -> None:
-    """Refuse wrong values in the environment, before other ranks wait for this one."""
+    """Refuse wrong values in the environment, before other ranks wait for this one; warn of unknown variables."""
     get_debug_level()
     check_switches()
     eager_bytes()
+    check_choice()
+    unknown = unknown_variables()
+    if unknown and is_first_rank():  # the ranks of a job have the same variables
+        show_warnings()
+        for name, meant in unknown.items():
+            hint = "see docs/variables.md" if meant is None else f"did you mean {meant}?"
+            RankLog().warning("the environment variable %s is unknown, and ignored; %s", name, hint)
 
 
 def _meet(
@@ -141,7 +153,7 @@ def _meet(
             if lost is not None:
                 raise lost from None  # the store ended, and no other one has come
             add_hint(error, url)
-            raise error.with_traceback(None) from None
+            raise error from None
         try:
             world = enter_owned_world(slot, own, my_rank, size, backend, deadline)
         except DistNetworkError as error:
@@ -158,7 +170,7 @@ def _meet(
             from meshdist.bootstrap.mpi import finish_setup
 
             world.endings.append(finish_setup())
-        if has_launcher():
+        if has_mpi_launcher():
             from meshdist.backends.mpi.aborting import report_once
             from meshdist.backends.mpi.shared_report import SharedReport
 
@@ -168,7 +180,7 @@ def _meet(
 
 def add_hint(error: DistError, url: str) -> None:
     """In an MPI job, add to an error of `init_process_group` why a rank may be missing."""
-    if has_launcher():
+    if has_mpi_launcher():
         from meshdist.bootstrap.mpi import ELSEWHERE, UNSEEN
 
         error.add(f"; {UNSEEN if url.startswith('mpi://') else ELSEWHERE}")
@@ -242,6 +254,7 @@ def enter_world(
 ) -> World:
     """Join the other ranks in `store` and put the World into `slot`."""
     begin_debugging()
+    check_choice()
     card = my_card(bells.base)
     try:
         objection = check_rank_kind(backend, ranks_are_threads=not isinstance(bells, SocketDoorbells))

@@ -29,7 +29,8 @@ import pytest
 import meshdist
 from meshdist.launch.worker import die_with_parent
 
-PRELOADED = ("numpy", "ml_dtypes", "pytest", "meshdist", "meshdist.backends.gloo.backend")
+PRELOADED = ("numpy", "ml_dtypes", "pytest", "meshdist.functional", "meshdist.lifecycle", "meshdist.device_mesh")
+PRELOADED += ("meshdist.debug.dump", "meshdist.backends.gloo.backend", "encodings.idna", "hmac")
 # How long a program may take, and how long the others may go on once one rank has failed.
 PROGRAM_S = 60.0
 FOLLOW_S = 1.0

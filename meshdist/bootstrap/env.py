@@ -9,7 +9,7 @@ from meshdist.bootstrap.url import NOT_GIVEN
 from meshdist.security.credentials import is_insecure_allowed, secret_from_environment
 from meshdist.system.env_flags import to_int
 
-_START = "start the script with meshrun, srun or mpirun, or set them"
+_START = "start the script with meshrun, srun or mpirun, or set"
 
 
 class EnvPlace(NamedTuple):
@@ -58,8 +58,9 @@ def _with_launcher(rank: int, world_size: int, host: str, port: int) -> EnvPlace
     if found is None and not os.environ.get("SLURM_JOB_ID") and _is_alone(rank, world_size, missing):
         return EnvPlace(0, 1, "localhost", 0)
     if found is None:
+        start = f"{_START} {'it' if len(missing) == 1 else 'them'}"
         raise ValueError(
-            f"env:// rendezvous: {', '.join(missing)} missing from the environment; {_START} (RANK and WORLD_SIZE may "
+            f"env:// rendezvous: {', '.join(missing)} missing from the environment; {start} (RANK and WORLD_SIZE may "
             f"also be given as rank= and world_size=){_batch_script()}"
         )
     said = {"RANK": found.rank, "WORLD_SIZE": found.world_size}

@@ -335,9 +335,11 @@ def worlds_in(store: Store, card: Card) -> list[tuple[Store, Peers]]:
 def shortfall(store: Store, world_size: int, missing: Sequence[int], when: str, *, is_waiting: bool = False) -> str:
     """Return how many ranks joined, which are missing, and what to check, for the message of a timeout.
 
-    None are `missing` if all came, but some gave up before the others arrived. `when` is as in "within 2 s",
-    or, if the wait goes on, as in "(timeout in 2 s)".
+    If none are `missing`, all came, but, if the wait is over, some gave up before the others arrived. `when` is as in
+    "within 2 s", or, if the wait goes on, as in "(timeout in 2 s)".
     """
+    if not missing and is_waiting:
+        return f"all {world_size} ranks have arrived, and are about to go on {when}"
     if not missing:
         return f"all {world_size} ranks came {when}, but not at one time: some gave up before the others arrived"
     there = world_size - len(missing)

@@ -25,7 +25,9 @@ UNSEEN = (
     "it may have named another backend, or have ended before it imported meshdist, which ends the job only under"
     " `meshrun --launcher mpi`"
 )
-ELSEWHERE = "in a job of MPI, all ranks have to name the same backend: others may wait for this one in backend 'mpi'"
+ELSEWHERE = (
+    "in a job of MPI, all ranks have to name the same backend: others may wait for this one in the 'mpi' backend"
+)
 _NOTICE_BYTES = 2048
 _CONNECT_S = 10.0
 _LOOPBACK = "127.0.0.1"

@@ -13,7 +13,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from meshdist.bootstrap.join import joined, shortfall
 from meshdist.bootstrap.url import NOT_GIVEN
@@ -32,8 +32,7 @@ _NAMED_REFUSALS = 3
 _PREFIX, _ARRIVALS = "numbering", "arrivals"
 
 
-@dataclass(frozen=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A process that wants a rank."""
 
     token: str
@@ -215,7 +214,7 @@ class _Numbering:
         self._where = f"init_process_group ({own}{arrival.world_size}{'' if own else ' ranks'})"
 
     def arrive(self) -> None:
-        self._store.append(_ARRIVALS, json.dumps(asdict(self._me)) + "\n")
+        self._store.append(_ARRIVALS, json.dumps(self._me._asdict()) + "\n")
         assignment = self._assignment()
         if self._me.token in assignment.refusals:
             raise ValueError(f"{self._where}: {assignment.refusals[self._me.token]}")

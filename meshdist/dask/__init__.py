@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 if find_spec("distributed") is None:
     raise ImportError(
-        "meshdist.dask needs Dask's distributed; install it: pip install 'meshdist[dask]'", name="distributed"
+        "meshdist.dask needs Dask's distributed; install it: pip install distributed 'dask[array]'", name="distributed"
     )
 
 from meshdist.dask.dask_job import run

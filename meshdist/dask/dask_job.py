@@ -46,7 +46,7 @@ def run(
 ) -> list[Any]:
     """Run `fn(*args, **kwargs)` as one rank on each of some workers of a Dask cluster, and return the results by rank.
 
-    Every rank finds an initialised world: `meshdist.get_rank()`, `init_device_mesh` and collectives work in `fn`, and
+    Every rank finds an initialized world: `meshdist.get_rank()`, `init_device_mesh` and collectives work in `fn`, and
     the world is destroyed when it returns. The workers are reserved, all or none; jobs that want the same workers run
     one after the other, and other tasks of Dask run beside them. Dask arrays and dataframes among the arguments, also
     in tuples, lists and dicts, are computed on the workers and arrive as DTensors, see `from_dask`. DTensors that `fn`
@@ -59,7 +59,7 @@ def run(
         args: Its arguments, the same for all ranks.
         ranks: How many; None: as many as there are workers.
         workers: The addresses or names of the workers to choose from, each once; None: all.
-        backend: As in `init_process_group`.
+        backend: The backend of the world, as in `init_process_group`.
         timeout: How long calls in `fn` wait for other ranks, as in `init_process_group`. 30 minutes if None.
         start_timeout: How long to wait for the workers to be free, and for the ranks to meet. 30 minutes if None.
         wait_for_workers: How long to wait for so many workers to be there: a timedelta or seconds.

@@ -27,7 +27,7 @@ def dask_arrays(results: Sequence[Any], block: Callable[[int, Kept], Future]) ->
         block: Returns the future of a block that a rank kept.
 
     Raises:
-        DistError: Not all ranks of a DTensor returned it.
+        DistError: A DTensor was not returned by all of its ranks.
     """
     found: dict[int, list[tuple[int, Kept]]] = defaultdict(list)
     for rank, result in enumerate(results):

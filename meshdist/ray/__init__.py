@@ -6,8 +6,9 @@
     DataParallelTrainer(train, backend_config=meshdist.ray.MeshdistConfig(), ...)  # the same by Ray Train
     collective.init_collective_group(size, rank, backend="MESHDIST")  # in each actor; ray.util.collective
 
-Importing this module registers backend `MESHDIST` of ray.util.collective in this process. Ray needs it in the driver
-and in all actors: `ray.init(runtime_env={"worker_process_setup_hook": "meshdist.ray.register"})` sees to the actors.
+Importing this module registers the `MESHDIST` backend of ray.util.collective in this process. Ray needs it in the
+driver and in all actors; for the actors,
+`ray.init(runtime_env={"worker_process_setup_hook": "meshdist.ray.register"})` sees to that.
 
 Raises:
     ImportError: Ray is missing, or too old.

@@ -45,7 +45,7 @@ def run(
 ) -> list[T]:
     """Run `fn` on `ranks` actors of the Ray cluster, and return what each returned.
 
-    Every rank has a world with an initialised process group. All ranks are placed, or none; those on the same node
+    Every rank has a world with an initialized process group. All ranks are placed, or none; those on the same node
     follow each other. If a rank fails, the others are ended. In any case, also on Ctrl-C, actors and placement group
     are removed.
 

@@ -27,7 +27,7 @@ _COLLECTIVES = {
     "ray.util.collective.types": ("Backend",),
     "ray.util.collective.collective_group.base_collective_group": ("BaseGroup",),
 }
-_ADVICE = f"install Ray {TESTED}, with which meshdist.ray is tested: pip install 'meshdist[ray]'"
+_ADVICE = f"install Ray {TESTED}, with which meshdist.ray is tested: pip install 'ray>=2.60'"
 
 
 def check_ray() -> None:

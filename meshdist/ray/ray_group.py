@@ -183,7 +183,7 @@ def use_world(group_name: str = "default") -> Iterator[None]:
     made in it work after it, too, as long as the group exists. It holds for the thread that enters it.
 
     Args:
-        group_name: As for `get_group`.
+        group_name: The name of the group, as for `get_group`.
 
     Raises:
         RuntimeError: There is no such group in this actor.

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 class MeshdistConfig(BackendConfig):  # type: ignore[misc]
     """The workers of a trainer of Ray Train are the ranks of a world: `backend_config=MeshdistConfig()`.
 
-    The training function runs with an initialised process group, whose ranks are Train's world ranks. When Train starts
+    The training function runs with an initialized process group, whose ranks are Train's world ranks. When Train starts
     failed workers again, they have a new world. A worker has the GPUs that Ray has assigned to it alone.
 
     Attributes:

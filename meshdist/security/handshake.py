@@ -33,9 +33,10 @@ CLAIM_BYTES = 32
 MAGIC = b"MESHDIST"
 """First bytes of either side."""
 
-PROTOCOL = 5
+PROTOCOL = 6
 """The version of all protocols between the processes of a job: raise it with any change.
 
+6: a list of objects is one message; before, their sizes came first.
 5: so is a connection with the store; its requests are numbered.
 4: a connection between ranks that was reset is made again, by a claim that says so.
 3: connections to other hosts use TLS, and ranks publish it where they listen.
@@ -274,8 +275,8 @@ class _Client:
             if error.errno is not None:  # the kernel has ended the connection
                 raise self._broken(error) from error
             raise HandshakeUnanswered(
-                f"{self._stranger}: it took the connection but did not answer within {self._deadline.timeout_s:.3g} s; "
-                "choose another port"
+                f"{self._stranger}: it accepted the connection but did not answer within"
+                f" {self._deadline.timeout_s:.3g} s; choose another port"
             ) from None
         except TlsError as error:
             raise self._no_tls(error) from error

@@ -354,7 +354,7 @@ def _await_answer(sock: TlsSocket, purpose: str, peer: str, deadline: Deadline) 
         has_come = selector.select(max(deadline.remaining_s(), 0.0))
     if not has_come:
         raise HandshakeUnanswered(
-            f"{peer} is not a meshdist {purpose} with TLS: it took the connection but did not answer within"
+            f"{peer} is not a meshdist {purpose} with TLS: it accepted the connection but did not answer within"
             f" {deadline.timeout_s:.3g} s; choose another port"
         )
 

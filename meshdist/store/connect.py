@@ -77,7 +77,7 @@ def connect_patiently(
         if is_last:
             raise NotReachedError(
                 f"no store answered at {name} within {round(deadline.timeout_s, 2):g} s (last error: {failure}); "
-                "does its host run, and are address and port right?",
+                "is the host up, and are the address and port correct?",
                 failure,
             ) from None
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from meshdist.errors import DistNetworkError, DistStoreError
 from meshdist.security.credentials import require_secret, secret_from_environment
@@ -37,6 +36,11 @@ from meshdist.system.deadline import Deadline, Timeout
 _DRY_PORT = 29500
 
 
+def _is_flag(value: object) -> bool:
+    numpy = sys.modules.get("numpy")  # launchers do without
+    return isinstance(value, bool) or (numpy is not None and isinstance(value, numpy.bool_))
+
+
 class TCPStore(RequestStore):
     """A store that one process, the master, hosts, and that others reach over TCP.
 
@@ -62,7 +66,7 @@ class TCPStore(RequestStore):
         DistNetworkError: The port is taken, the master does not answer, or is not a store of this job; or the host can
             be reached from other hosts and there is no secret; or only one of the two sides uses TLS.
         ValueError: The variables of TLS and encryption contradict each other, or name files that cannot be used.
-        DistStoreError: Not all of `world_size` joined in time; the message says how many did.
+        DistStoreError: Fewer than `world_size` stores joined in time; the message says how many did.
 
     Example:
         >>> with TCPStore("127.0.0.1", 0, is_master=True) as store, TCPStore("127.0.0.1", store.port) as client:
@@ -92,7 +96,7 @@ class TCPStore(RequestStore):
             raise ValueError(f"host_name must be a host's name or address, got {host_name!r}")
         flags = {"is_master": is_master, "wait_for_workers": wait_for_workers, "multi_tenant": multi_tenant}
         for name, flag in flags.items():
-            if not isinstance(flag, (bool, np.bool_)):
+            if not _is_flag(flag):
                 raise TypeError(f"{name} must be True or False, got {type(flag).__name__} {flag!r}")
         if world_size is not None and (isinstance(world_size, bool) or not isinstance(world_size, int)):
             raise TypeError(

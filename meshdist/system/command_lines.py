@@ -16,7 +16,7 @@ def until_closed(main: Callable[[], int]) -> int:
     """Run a command line and return its exit status; end it quietly once its output is closed.
 
     Raises:
-        SystemExit: As `main`.
+        SystemExit: `main` raised it.
     """
     try:
         try:

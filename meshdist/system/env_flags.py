@@ -1,4 +1,4 @@
-"""The environment variables that are one of a few words."""
+"""The environment variables that are one of a few words, and those that show a launcher of MPI."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ TUNING_MODES = ("off", "cached", "on", "force")
 ENCRYPTION = "MESHDIST_ENCRYPTION"
 _ENCRYPTION_MODES = ("off", "on", "all")
 
+MPI_LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE")
+"""Variables that the launchers of MPI set for a rank."""
+
 _VALUES = {"0": False, "1": True, "": None}
+
+
+def has_mpi_launcher() -> bool:
+    """Return whether a launcher of MPI has started this process."""
+    return any(name in os.environ for name in MPI_LAUNCHED)
 
 
 def switch(variable: str) -> bool | None:

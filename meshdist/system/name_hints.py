@@ -91,7 +91,8 @@ def naming_methods(cls: C) -> C:
     for base in cls.__mro__[1:]:
         if base.__module__.partition(".")[0] != _PACKAGE:
             continue
-        for name, method in vars(base).items():
+        for name in vars(base):
+            method = getattr(base, name)
             while isinstance(method, FunctionType) and not name.startswith("_"):
                 method.__qualname__ = f"{cls.__name__}.{name}"
                 method = getattr(method, "__wrapped__", None)

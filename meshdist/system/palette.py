@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 # Light enough for black digits, and distinct for readers with red-green colour blindness.
-# Source: P. Tol, "Colour schemes" (2021), the schemes "light" and "pale".
-_FILLS = ("#77aadd", "#ee8866", "#eedd88", "#ffaabb", "#99ddff", "#44bb99", "#bbcc33", "#aaaa00", "#dddddd")
+# Source: P. Tol, "Colour schemes" (2021), the scheme "light"; violet instead of its olive, which is close to its pear.
+# The two blues are far apart, so that few calls or ranks do not get both.
+_FILLS = ("#77aadd", "#ee8866", "#eedd88", "#ffaabb", "#44bb99", "#bbcc33", "#9988ee", "#99ddff", "#dddddd")
 # Of what belongs to none of them, or to several.
 PLAIN = "#f2f2f2"
+# Of all cells of a mesh on one host.
+ONE_HOST = "#e4e4e4"
 
 MINE = "#aa3377"
 

@@ -73,7 +73,9 @@ class ProcessWatch:
 
         The kernel keeps it until the parent has collected it; since Linux 6.15 longer.
         """
-        code = self._code_of_zombie() or self._code_by_pidfd()
+        code = self._code_of_zombie()
+        if code is None:
+            code = self._code_by_pidfd()
         return None if code is None else os.waitstatus_to_exitcode(code)
 
     def close(self) -> None:
@@ -83,8 +85,18 @@ class ProcessWatch:
 
     def _code_of_zombie(self) -> int | None:
         fields = fields_of(self._pid)
-        is_zombie = len(fields) > _CODE and fields[0] == "Z" and int(fields[_STARTED]) == self._started
-        return int(fields[_CODE]) or None if is_zombie else None  # without permission the field is 0
+        if len(fields) <= _CODE or fields[0] != "Z" or int(fields[_STARTED]) != self._started:
+            return None
+        # Without permission the field is 0.
+        return int(fields[_CODE]) or (0 if self._is_ours() else None)
+
+    def _is_ours(self) -> bool:
+        """Whether the process belongs to this user."""
+        if sys.platform == "win32":
+            return False
+        with suppress(OSError):
+            return os.stat(f"/proc/{self._pid}").st_uid == os.geteuid()
+        return False
 
     def _code_by_pidfd(self) -> int | None:
         if sys.platform != "linux" or self._fd is None:
@@ -108,6 +120,8 @@ class ProcessWatch:
 
 
 INTERRUPT_BASE = 128
+# The signals of a crash in native code.
+_FAULTS = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")
 
 
 def describe_status(status: int) -> str:
@@ -115,6 +129,21 @@ def describe_status(status: int) -> str:
     if status < 0:
         return f"was killed by {signal_name(-status)}"
     return f"exited with status {status}"
+
+
+def hint_about(status: int) -> str:
+    """Return what a user can do about a process that was killed by a signal which the user did not send; else empty."""
+    return "" if status >= 0 else hint_about_signal(signal_name(-status))
+
+
+def hint_about_signal(name: str) -> str:
+    """Return the same for the name of a signal; empty for other names and texts."""
+    if name == "SIGKILL":
+        return "if nobody killed it, the host may have run out of memory: `dmesg` shows what the kernel has killed"
+    if name not in _FAULTS:
+        return ""
+    hint = "the environment variable PYTHONFAULTHANDLER=1 makes Python show the line where this happens"
+    return f"{hint}; is /dev/shm full (`df -h /dev/shm`)?" if name == "SIGBUS" else hint
 
 
 def signal_name(number: int) -> str:

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from functools import cached_property
 from hashlib import sha256
@@ -52,6 +51,8 @@ class TuningCache:
         known.update(choices)
         text = json.dumps({"version": _VERSION, "machine": self._machine, "choices": content}, indent=1)
         try:
+            import tempfile  # few jobs write
+
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
                 file.write(text + "\n")

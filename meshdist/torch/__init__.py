@@ -1,4 +1,4 @@
-"""Backend `meshdist` of torch.distributed: its collectives of CPU tensors, by meshdist.
+"""The `meshdist` backend of torch.distributed: its collectives of CPU tensors, by meshdist.
 
     import meshdist.torch
 

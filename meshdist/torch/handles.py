@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch.distributed import Work as TorchWork
 
 from meshdist.errors import DistError
-from meshdist.runtime.work import ProgressThread, Work
+from meshdist.runtime.work import Work, in_progress_thread
 
 
 class DoneWork(TorchWork):  # type: ignore[misc]
@@ -99,7 +98,7 @@ class AsyncWork(TorchWork):  # type: ignore[misc]
                 to carry out the call.
         """
         if self._future is None:
-            if isinstance(threading.current_thread(), ProgressThread) and not self._work.is_completed():
+            if in_progress_thread() and not self._work.is_completed():
                 raise DistError(
                     f"{self._work!r}: the callback of a Future asks for the Future of another call, and waiting for it"
                     " would never end; make the call where the first Future is waited for"

@@ -16,7 +16,7 @@ _NAMES = {
 
 def check_torch() -> None:
     """Raise ImportError, with what to install, unless the backend can run with the torch that is installed."""
-    advice = f"install torch {TESTED}, with which the backend is tested: pip install 'meshdist[torch]'"
+    advice = f"install torch {TESTED}, with which the backend is tested: pip install 'torch>=2.13' ml_dtypes"
     try:
         version: str = import_module("torch").__version__
     except ModuleNotFoundError as error:

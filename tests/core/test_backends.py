@@ -48,7 +48,7 @@ def test_a_backend_is_a_string_in_lower_case():
     assert dist.Backend("undefined") == dist.Backend.UNDEFINED
 
 
-@pytest.mark.parametrize("name", ["fast", "", "gloo,nccl", "gloo "])
+@pytest.mark.parametrize("name", ["fast", "", "gloo,nccl"])
 def test_unknown_names_list_the_known(name):
     with pytest.raises(ValueError, match=f"unknown backend '{name}'; choose from .*gloo.*mpi.*nccl.*threads") as caught:
         dist.Backend(name)
@@ -56,7 +56,15 @@ def test_unknown_names_list_the_known(name):
     assert not {"ucc", "xccl"} & set(str(caught.value).replace(",", "").split())  # names that torch has
 
 
+@pytest.mark.parametrize(("name", "meant"), [("glooo", "gloo"), ("gloo ", "gloo"), ("thread", "threads")])
+def test_a_misspelt_name_is_answered_with_the_one_that_was_meant(name, meant):
+    with pytest.raises(ValueError, match=f"^unknown backend '{name}'; .*nccl, threads; did you mean '{meant}'[?]$"):
+        dist.Backend(name)
+
+
 def test_the_backend_tcp_of_old_versions_of_torch_is_gloo():
+    with pytest.raises(ValueError, match=r"unknown backend 'glooo'; choose from .*; did you mean 'gloo'\?"):
+        dist.init_process_group("glooo", store=dist.HashStore(), rank=0, world_size=1)
     with pytest.raises(
         ValueError, match=r"unknown backend 'tcp'; choose from .*; what torch's backend tcp did, 'gloo' does"
     ):
@@ -189,7 +197,7 @@ def test_a_backend_that_is_missing_is_missed_when_it_is_needed():
     dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(
-            dist.DistBackendError, match=r"all_reduce on group 'world' .*backend 'nccl' is not available: "
+            dist.DistBackendError, match=r"all_reduce on group 'world' .*the 'nccl' backend is not available: "
         ):
             dist.all_reduce(OnCard())
         assert dist.all_reduce(np.ones(1)).item() == 1.0
@@ -245,7 +253,9 @@ def test_ops_on_complex_numbers():
 @no_nccl
 @pytest.mark.usefixtures("_no_launcher")
 def test_a_mesh_of_gpus_needs_what_carries_their_arrays():
-    with pytest.raises(dist.DistBackendError, match="a mesh of 'cuda' needs a backend .*'nccl' is not available: "):
+    with pytest.raises(
+        dist.DistBackendError, match="a mesh of 'cuda' needs a backend .*'nccl' backend is not available: "
+    ):
         dist.init_device_mesh("cuda", (1,))
     assert not dist.is_initialized()
 
@@ -273,7 +283,9 @@ def test_backends_in_worlds_that_they_are_not_for():
     dist.run(make_group_of_processes, 1, timeout=20)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        with pytest.raises(ValueError, match="barrier on .* 'threads' is for ranks that are threads: use meshdist.run"):
+        with pytest.raises(
+            ValueError, match="barrier on .* 'threads' backend is for ranks that are threads: use meshdist.run"
+        ):
             dist.new_group(backend="threads").barrier()
     finally:
         dist.destroy_process_group()

@@ -66,6 +66,12 @@ def test_shortfall_names_the_missing_rank():
     assert shortfall(HashStore(), 4, [1], "within 2 s") == words
 
 
+def test_shortfall_of_ranks_that_are_all_there_blames_nobody_while_they_go_on():
+    words = "all 4 ranks have arrived, and are about to go on (timeout in 2 s)"
+    assert shortfall(HashStore(), 4, [], "(timeout in 2 s)", is_waiting=True) == words
+    assert "some gave up before the others arrived" in shortfall(HashStore(), 4, [], "within 2 s")
+
+
 def test_discovery_of_one_process():
     with MulticastSocket("239.255.77.1", 45672, this_host_only=True) as channel:
         assert Discovery(channel, "job", b"", this_host_only=True).find(1, Deadline(5.0)) is None

@@ -173,12 +173,12 @@ def test_at_detail_every_call_is_logged_with_its_group_bytes_and_line(monkeypatc
         where = f"(rank {rank} of 2)"
         expected = [
             (f"all_reduce on group 'pair' {where}: 24 B in place", 4),
-            (f"all_gather on group 'world' {where}: gives 8 B and takes 16 B", 5),
+            (f"all_gather on group 'world' {where}: sends 8 B and receives 16 B", 5),
             (f"all_reduce on group 'world' {where}: 24 B in place", 6),
             (f"barrier on group 'world' {where}: no data", 7),
-            (f"isend on group 'world' {where}: gives 24 B", 8),
-            (f"irecv on group 'world' {where}: takes 24 B", 8),
-            (f"{('send', 'recv')[rank]} on group 'world' {where}: {('gives', 'takes')[rank]} 24 B", 11),
+            (f"isend on group 'world' {where}: sends 24 B", 8),
+            (f"irecv on group 'world' {where}: receives 24 B", 8),
+            (f"{('send', 'recv')[rank]} on group 'world' {where}: {('sends', 'receives')[rank]} 24 B", 11),
             (f"all_reduce_coalesced on group 'world' {where}: 48 B in place", 12),
         ]
         assert calls == [f"{words}, at test_debug_levels.py:{first + line}" for words, line in expected]

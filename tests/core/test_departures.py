@@ -31,6 +31,7 @@ from meshdist.runtime.departure import (
     nobody_left,
     peer_gone,
 )
+from meshdist.runtime.flight_recorder import located
 
 ORDERLY = {PeerExit.DESTROYED_GROUP, PeerExit.LEFT_WORLD, PeerExit.ENDED, PeerExit.FINISHED}
 CALL = CallMade("call", 18, "train.py:42")
@@ -103,6 +104,7 @@ def test_what_is_no_record_is_unknown(data):
         (Departure(PeerExit.ENDED), "has ended without destroy_process_group()"),
         (Departure(PeerExit.FINISHED), "has finished"),
         (Departure.of_status(3), "exited with status 3"),
+        (Departure.of_status(0), "exited with status 0, without destroy_process_group()"),
         (Departure.of_status(-15), "was killed by SIGTERM"),
         (Departure.of_status(None), "has died"),
         (Departure(PeerExit.CUT_OFF), "has died, or was cut off from the store"),
@@ -261,3 +263,84 @@ def test_a_rank_that_gives_up_and_leaves_between_two_looks_has_given_up(monkeypa
         return str(caught.value)
 
     assert "rank 1 failed: no luck" in dist.run(main, 2, timeout=20)[0]
+
+
+def failure_before_rank_0_has_come():
+    group, word = dist.new_group(), np.zeros(1)
+    match dist.get_rank():
+        case 0:
+            dist.recv(word, 2)
+        case 1:
+            group.abort("no luck")
+            dist.send(word, 2)
+        case 2:
+            dist.recv(word, 1)
+            with pytest.raises(dist.DistBackendError, match="rank 1 .*failed: no luck"):
+                group.all_reduce(word)
+            dist.send(word, 0)
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "gloo-tcp", "threads"])
+def test_the_first_collective_of_a_group_raises_before_all_ranks_have_called_it(worlds, backend):
+    worlds.world(backend, 3).run(failure_before_rank_0_has_come)
+
+
+# ---- How the errors of later calls, and of other ranks, name the first failure
+
+
+def test_a_later_call_names_the_failure_in_a_sentence():
+    def main():
+        group = dist.new_group(group_desc="pair")
+        said = []
+        if dist.get_rank() == 1:
+            with pytest.raises(dist.DistBackendError, match="deadlock"):
+                dist.barrier()
+        else:
+            for call in (lambda: group.recv(np.ones(1), 1), lambda: group.recv(np.ones(1), 1), group.barrier):
+                with pytest.raises(dist.DistError) as raised:
+                    call()
+                said.append(str(raised.value))
+        return said
+
+    first, same, other = dist.run(main, 2, timeout=60)[0]
+    group = "on group 'pair' (rank 0 of 2)"
+    head = first.partition("\n")[0].partition(": ")[2]
+    assert head == "deadlock: the ranks wait for each other, and none can proceed"
+    assert "\n  rank 1 waits for rank 0 in barrier" in first
+    assert same == f"recv {group}: the group cannot be used after an earlier failure: {head}"
+    assert other == f"barrier {group}: the group cannot be used after an earlier failure: recv {group}: {head}"
+
+
+def test_the_first_error_that_is_raised_has_the_report_of_an_async_call():
+    def main():
+        group = dist.new_group()
+        work = group.all_reduce(np.ones(2 + dist.get_rank()), async_op=True)
+        until(lambda: group.is_broken, "the async call has failed")
+        said = []
+        for _ in range(2):
+            with pytest.raises(dist.DistError) as raised:
+                group.barrier()
+            said.append(str(raised.value))
+        with pytest.raises(dist.DistError, match="the ranks disagree"):
+            work.wait()
+        return said
+
+    for said in dist.run(main, 2):
+        assert [words.count("\n") for words in said] == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "words"),
+    [
+        ("send on group 'a' (rank 0 of 2)", "send on group 'a' (rank 0 of 2): rank 1 failed: no room"),
+        (
+            "recv on group 'a' (rank 0 of 2)",
+            "recv on group 'a' (rank 0 of 2): rank 1 failed: send on group 'a' (rank 1 of 2): no room",
+        ),
+    ],
+)
+def test_a_peer_that_failed_in_the_same_call_does_not_name_it_again(prefix, words):
+    departure = gave_up(dist.DistBackendError("no room", error_prefix="send on group 'a' (rank 1 of 2)"))
+    _, error = located(peer_gone("rank 1", departure), prefix, None)
+    assert str(error) == words

@@ -187,7 +187,7 @@ def test_calls_are_checked_as_real_ones(call, kind, message):
 
 def test_the_backend_is_for_dry_runs_only(monkeypatch):
     assert not dist.is_backend_available("fake")
-    with pytest.raises(dist.DistBackendError, match="'fake' is not available: it is for dry runs"):
+    with pytest.raises(dist.DistBackendError, match="'fake' backend is not available: it is for dry runs"):
         dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=1)
 
 

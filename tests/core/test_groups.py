@@ -170,12 +170,16 @@ OUTSIDE = {
     "scatter_object_list": lambda x, group: dist.scatter_object_list([None], None, 0, group),
     "send_object_list": lambda x, group: dist.send_object_list([x], 0, group),
     "recv_object_list": lambda x, group: dist.recv_object_list([x], 0, group),
+    "isend_object_list": lambda x, group: dist.isend_object_list([x], 0, group),
+    "irecv_object_list": lambda x, group: dist.irecv_object_list(0, group),
 }
 METHOD_ARGUMENTS = {
     **dict.fromkeys(("send", "recv", "isend", "irecv", "broadcast", "reduce"), lambda x: (x, 0)),
     **dict.fromkeys(("barrier", "monitored_barrier"), lambda x: ()),
     **dict.fromkeys(("gather", "scatter", "gather_object"), lambda x: (x, None, 0)),
     **dict.fromkeys(("send_object_list", "recv_object_list", "broadcast_object_list"), lambda x: ([x], 0)),
+    "isend_object_list": lambda x: ([x], 0),
+    "irecv_object_list": lambda x: (0,),
     **dict.fromkeys(("all_reduce_coalesced", "all_reduce_multigpu"), lambda x: ([x],)),
     "all_to_all": lambda x: ([x], [x]),
     "all_gather_coalesced": lambda x: ([[x]], [x]),

@@ -1,6 +1,8 @@
 """What `import meshdist` loads, and that every public name is listed and documented."""
 
+import ast
 import copy
+import importlib
 import inspect
 import json
 import os
@@ -30,16 +32,47 @@ def loaded_by(statement):
     return set(json.loads(process.stdout))
 
 
-def test_import_loads_nothing_heavy():
+USE = "import meshdist; [getattr(meshdist, name) for name in dir(meshdist) if name not in {topology}]"
+USE_ALL_BUT_TOPOLOGY = USE.format(topology=("CostModel", "Topology", "calibrate", "plan"))
+
+
+def test_import_and_names_load_nothing_heavy():
     by_numpy = loaded_by("import numpy")
-    ours = loaded_by("import meshdist") - by_numpy
+    ours = loaded_by(USE_ALL_BUT_TOPOLOGY) - by_numpy
+    assert "meshdist.mesh.device_mesh" in ours
     assert sorted(ours & set(HEAVY)) == []
+
+
+def test_names_are_imported_when_they_are_used():
+    ours = loaded_by("import meshdist, meshdist.launch.meshrun; meshdist.TCPStore")
+    assert "meshdist.store.tcp" in ours
+    assert sorted(ours & {"numpy", "dataclasses", "meshdist.collectives", "meshdist.groups", "meshdist.mesh"}) == []
+
+
+def test_type_checkers_know_the_same_names():
+    tree = ast.parse(inspect.getsource(meshdist))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and node.orelse)
+    names = {}
+    for node in block.body:
+        if isinstance(node, ast.ImportFrom):
+            names.update((alias.asname or alias.name, (node.module, alias.name)) for alias in node.names)
+    assert names.pop("*") == ("meshdist.collectives.methods", "*")
+    (listed,) = (
+        ast.literal_eval(node.value)
+        for node in block.body
+        if isinstance(node, ast.Assign) and "__all__" in ast.unparse(node.targets[0])
+    )
+    collectives = importlib.import_module("meshdist.collectives.methods").__all__
+    assert sorted(meshdist.__all__) == sorted({*listed, *collectives})
+    assert sorted({name for name in names if name[0] != "_"} - set(collectives)) == sorted({*listed} - {"__version__"})
+    for name, (module, name_there) in names.items():
+        assert getattr(meshdist, name) is getattr(importlib.import_module(module), name_there)
 
 
 def test_import_has_no_side_effects():
     code = (
         "import os, signal, threading, atexit, logging; before = dict(os.environ), signal.getsignal(signal.SIGINT);"
-        "import meshdist;"
+        f"{USE_ALL_BUT_TOPOLOGY};"
         "assert (dict(os.environ), signal.getsignal(signal.SIGINT)) == before;"
         "assert threading.active_count() == 1;"
         "assert logging.getLogger().handlers == [] and logging.getLogger('meshdist').level == logging.NOTSET;"
@@ -51,9 +84,8 @@ def test_import_has_no_side_effects():
 
 
 def public_names():
-    return [
-        name for name, value in vars(meshdist).items() if name[0] != "_" and not isinstance(value, types.ModuleType)
-    ]
+    values = {name: getattr(meshdist, name) for name in dir(meshdist)} | vars(meshdist)
+    return [name for name, value in values.items() if name[0] != "_" and not isinstance(value, types.ModuleType)]
 
 
 def test_all_lists_every_public_name():
@@ -160,6 +192,8 @@ def test_the_right_spelling_is_named(name, meant):
         ("tensor", "write `import meshdist.tensor`"),
         ("ANY_SOURCE", "write `recv(x)`, without `src`"),
         ("DistributedDataParallel", "`meshdist.parallel.GradientReducer` averages gradients"),
+        ("shift", 'a method of a mesh: `mesh["x"].shift(x)`'),
+        ("halo_exchange", 'a method of a mesh: `mesh["x"].halo_exchange(x)`'),
     ],
 )
 def test_what_to_write_instead_is_named(name, words):
@@ -233,4 +267,4 @@ def test_the_package_as_a_program_lists_the_commands(arguments, status):
     command = [sys.executable, "-m", "meshdist", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == status
-    assert "python -m meshdist.bench " in (done.stderr if status else done.stdout)
+    assert "python -m meshdist.bench" in (done.stderr if status else done.stdout)

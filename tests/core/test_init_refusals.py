@@ -76,13 +76,15 @@ def test_a_backend_that_is_not_for_processes_is_an_error_on_all_ranks(new_pair, 
         new_pair.reported(rank)
         took_s, kind, message = new_pair.outcome(rank)
         assert kind is ValueError
-        assert re.search("backend 'threads' is for ranks that are threads of meshdist.run; for processes use", message)
+        assert re.search(
+            "the 'threads' backend is for ranks that are threads of meshdist.run; for processes use", message
+        )
         assert took_s < 10
 
 
 def test_a_backend_that_is_not_for_processes_is_refused_alone():
     for _ in range(2):
-        with pytest.raises(ValueError, match="backend 'threads' is for ranks that are threads of meshdist.run"):
+        with pytest.raises(ValueError, match="the 'threads' backend is for ranks that are threads of meshdist.run"):
             dist.init_process_group("threads", store=dist.HashStore(), rank=0, world_size=1)
     assert not dist.is_initialized()
 
@@ -274,7 +276,9 @@ def destroy_twice(url):
         ("MESHDIST_SINGLE_COPY", "banana"),
         ("MESHDIST_INSECURE", "true"),
         ("MESHDIST_MPI_CUDA", "2"),
+        ("MESHDIST_CORE", "fortran"),
         ("MESHDIST_EAGER_LIMIT", "64k"),
+        ("MESHDIST_EAGER_LIMIT", "99999999"),
         ("MESHDIST_DEBUG", "LOUD"),
     ],
 )

@@ -16,6 +16,10 @@ from meshdist.tensor import Shard, distribute_tensor
 
 OBJECTS = "; send objects by send_object_list, broadcast_object_list, all_gather_object and the like"
 
+OF_ALL = "init_process_group and new_group take the timeout of all calls"
+OF_SENDRECV = "send, recv, dst, src, group, tag, group_dst, group_src, recv_tag"
+OF_ONE = f"limits one wait; {OF_ALL}"
+
 
 @pytest.mark.parametrize(
     ("call", "words"),
@@ -37,6 +41,11 @@ OBJECTS = "; send objects by send_object_list, broadcast_object_list, all_gather
             r": write `scatter\(out, blocks\)`; for blocks of unequal lengths see `all_to_all_single`",
         ),
         (lambda: dist.Sendrecv_replace, r": write `sendrecv\(x\.copy\(\), x, dst, src\)`$"),
+        (lambda: dist.send_object, r"did you mean 'send_object_list'\?$"),
+        (lambda: dist.recv_object, r"did you mean 'recv_object_list'\?$"),
+        (lambda: dist.isend_object, r"did you mean 'isend_object_list'\?$"),
+        (lambda: dist.irecv_objects, r"did you mean 'irecv_object_list'\?$"),
+        (lambda: dist.irecv_object_list([None]), r"write objects = irecv_object_list\(src\)\.result\(\)$"),
     ],
     ids=[
         "any source",
@@ -47,6 +56,11 @@ OBJECTS = "; send objects by send_object_list, broadcast_object_list, all_gather
         "Waitall",
         "Scatterv",
         "Sendrecv_replace",
+        "send_object",
+        "recv_object",
+        "isend_object",
+        "irecv_objects",
+        "a list to receive into",
     ],
 )
 def test_what_to_write_instead(call, words):
@@ -65,11 +79,26 @@ def test_what_to_write_instead(call, words):
         (lambda x, mesh: mesh.send(x, dest=0), "'dest'; did you mean dst=?"),
         (lambda x, mesh: dist.recv(x, source=0), "'source'; did you mean src=?"),
         (lambda x, mesh: dist.probe(source=0), "'source'; did you mean src=?"),
+        (lambda x, mesh: dist.send_object_list([x], dest=0), "'dest'; did you mean dst=?"),
+        (lambda x, mesh: dist.recv_object_list([x], source=0), "'source'; did you mean src=?"),
+        (lambda x, mesh: mesh.isend_object_list([x], dest=0), "'dest'; did you mean dst=?"),
+        (lambda x, mesh: dist.irecv_object_list(source=0), "'source'; did you mean src=?"),
         (lambda x, mesh: dist.broadcast(x, root=0), "'root'; did you mean src=?"),
         (lambda x, mesh: dist.reduce(x, root=0), "'root'; did you mean dst=?"),
         (lambda x, mesh: dist.all_reduce(x, comm=mesh), "'comm'; did you mean group=?"),
+        (lambda x, mesh: dist.all_reduce(x, oper="sum"), "'oper'; did you mean op=?"),
+        (lambda x, mesh: dist.all_reduce(x, asynch=True), "'asynch'; did you mean async_op=?"),
+        (lambda x, mesh: dist.all_reduce(x, asynchronous=True), "'asynchronous'; did you mean async_op=?"),
         (lambda x, mesh: dist.all_reduce(x, axis="dp"), 'along an axis of a mesh: mesh["dp"].all_reduce(...)'),
-        (lambda x, mesh: dist.all_reduce(x, bogus=1), "all_reduce() got an unexpected keyword argument 'bogus'"),
+        (lambda x, mesh: dist.all_reduce(x, bogus=1), "'bogus'; it takes tensor, op, group, async_op"),
+        (lambda x, mesh: dist.sendrecv(x, x, 0, 0, foo=1), f"'foo'; it takes {OF_SENDRECV}"),
+        (lambda x, mesh: dist.recv(x, src=0, timeout=1), f"'timeout'; `irecv(...).wait(timeout=...)` {OF_ONE}"),
+        (lambda x, mesh: mesh.send(x, dst=0, timeout=1), f"'timeout'; `irecv(...).wait(timeout=...)` {OF_ONE}"),
+        (
+            lambda x, mesh: dist.all_reduce(x, timeout=1),
+            f"'timeout'; `all_reduce(..., async_op=True).wait(timeout=...)` {OF_ONE}",
+        ),
+        (lambda x, mesh: dist.all_gather_object([None], 1, timeout=1), f"'timeout'; {OF_ALL}"),
     ],
 )
 def test_what_a_keyword_of_another_library_is_called_here(call, words):
@@ -95,7 +124,15 @@ def test_what_a_keyword_of_another_library_is_called_here(call, words):
         (lambda x, mesh: mesh.flatten(nme="all"), "DeviceMesh.flatten() got .*; did you mean name=?"),
         (lambda x, mesh: mesh.get_group(axis="dp"), "DeviceMesh.get_group() got .*; did you mean mesh_dim=?"),
         (lambda x, mesh: mesh.get_local_rank(axis="dp"), "DeviceMesh.get_local_rank() got .*; did you mean mesh_dim=?"),
-        (lambda x, mesh: mesh.get_group(foo=1), "DeviceMesh.get_group() got .*"),
+        (lambda x, mesh: mesh.get_group(foo=1), "DeviceMesh.get_group() got .*; it takes mesh_dim"),
+        (
+            lambda x, mesh: mesh.halo_exchange(x, with_corners=True),
+            "DeviceMesh.halo_exchange() got .*; it takes block, width, periodic, dims, tag",
+        ),
+        (lambda x, mesh: mesh.shift(x, timeout=1), f"DeviceMesh.shift() got .*; {OF_ALL}"),
+        (lambda x, mesh: dist.zeros(3, dtyp=int), "zeros() got .*; did you mean dtype=?"),
+        (lambda x, mesh: dist.shrink_group([1], flags=1), "shrink_group() got .*; did you mean"),
+        (lambda x, mesh: dist.check_replicated(x, nme="x"), "check_replicated() got .*; did you mean name=?"),
         (lambda x, mesh: distribute_tensor(x, device_mesh=mesh), "distribute_tensor() got .*; did you mean mesh=?"),
         (lambda x, mesh: distribute_tensor(x, mesh).full(dst=0), "DTensor.full() got .*; did you mean root=?"),
         (
@@ -176,8 +213,14 @@ def test_how_the_axes_of_a_mesh_are_named(call, words):
         (lambda: dist.all_reduce(np.ones(1), reduce_op="sum"), "'reduce_op'; did you mean op=?"),
         (lambda: dist.all_reduce(np.ones(1), op="maxloc"), "avg; the place of an extreme is not supported: gather"),
         (lambda: dist.ReduceOp.MINLOC, "PREMUL_SUM; the place of an extreme is not supported: gather the values"),
-        (lambda: dist.waitany, "'waitany': `is_completed()` of a Work tells whether it is done"),
-        (lambda: dist.waitsome, "'waitsome': `is_completed()` of a Work tells whether it is done"),
+        (lambda: dist.shift, """'shift': a method of a mesh: `mesh["x"].shift(x)`"""),
+        (
+            lambda: dist.Comm_split,
+            "'Comm_split': `new_subgroups_by_enumeration(lists)` creates groups, and each axis of",
+        ),
+        (lambda: dist.Comm_size, "'Comm_size'; did you mean 'get_world_size'?"),
+        (lambda: dist.waitany, "'waitany': write `wait_any(works)`"),
+        (lambda: dist.waitsome, "'waitsome': write `wait_any(works)`, and `[work for work in works if"),
         (lambda: dist.any_source, "'any_source': write `recv(x)`, without `src`"),
         (lambda: dist.recv_any, "'recv_any': write `recv(x)`, without `src`"),
         (lambda: dist.sendrecv_replace, "'sendrecv_replace': write `sendrecv(x.copy(), x, dst, src)`"),
@@ -212,6 +255,27 @@ def test_a_wrong_argument_is_raised_by_the_function_of_that_name(call, name):
     *_, last = frames
     assert last.name == name
     assert last.line == "raise wrong_arguments"
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: dist.init_process_group(init_method="tcp://0.0.0.0:0", rank=0, world_size=2), "init_process_group"),
+        (lambda: dist.init_process_group("glo"), "init_process_group"),
+        (lambda: dist.spawn(print, nprocs=0), "spawn"),
+    ],
+)
+def test_the_traceback_of_the_start_of_a_world_ends_at_the_call(monkeypatch, call, name):
+    monkeypatch.delenv("MESHDIST_SECRET", raising=False)
+
+    def names():
+        with pytest.raises((ValueError, dist.DistNetworkError)) as raised:
+            call()
+        return [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)][1:]
+
+    assert names() == ["<lambda>", name]
+    monkeypatch.setenv("MESHDIST_DEBUG", "DETAIL")
+    assert len(names()) > 3
 
 
 def test_the_traceback_of_a_rank_ends_at_the_line_of_the_user():

@@ -169,7 +169,7 @@ def test_on_windows_ranks_are_threads(tmp_path):
 
 
 REFUSED = {
-    "backend 'gloo' is not available": "dist.init_process_group('gloo', 'tcp://127.0.0.1:0', rank=0, world_size=1)",
+    "the 'gloo' backend is not available": "dist.init_process_group('gloo', 'tcp://127.0.0.1:0', rank=0, world_size=1)",
     "spawn": "dist.spawn(print, nprocs=2)",
     "%%mesh": "from meshdist.notebook.pool import Pool; Pool(2, 'gloo', 30.0, print)",
     "meshrun": "from meshdist.launch.meshrun import main; main(['--nproc-per-node', '2', 'x.py'])",

@@ -1,5 +1,6 @@
 """Calls whose ranks read and write each other's memory: in every way, by the compiled core and by Python."""
 
+import itertools
 import os
 from types import SimpleNamespace
 
@@ -102,9 +103,9 @@ def lists(group):
 
 def reductions(group):
     rank, size = dist.get_rank(), dist.get_world_size()
-    for count, (dtype, op) in [(count, kind) for count in COUNTS for kind in KINDS]:
-        rng = np.random.default_rng(count)
-        inputs = [(rng.random(size * count) * 9).astype(dtype) for _ in range(size)]
+    drawn = {count: np.random.default_rng(count).random((size, size * count)) * 9 for count in COUNTS}
+    for count, (dtype, op) in itertools.product(COUNTS, KINDS):
+        inputs = [numbers.astype(dtype) for numbers in drawn[count]]
         due = inputs[0]
         for more in inputs[1:]:
             due = UFUNCS[op](due, more)

@@ -45,7 +45,7 @@ def test_buckets_hold_at_most_so_many_bytes():
 
 def test_backend_threads_is_for_threads():
     assert check_rank_kind("gloo", ranks_are_threads=False) is None
-    refusal = "backend 'threads' is for ranks that are threads of meshdist.run; for processes use 'gloo'"
+    refusal = "the 'threads' backend is for ranks that are threads of meshdist.run; for processes use 'gloo'"
     assert check_rank_kind("threads", ranks_are_threads=False) == refusal
 
 

@@ -220,7 +220,7 @@ def test_a_killed_worker_is_named(client: Any) -> None:
         meshdist.dask.run(client, dask_ranks.one_dies)
     assert info.value.rank == 1
     assert info.value.worker in before
-    assert meshdist.dask.run(client, dask_ranks.sums, ranks=RANKS, wait_for_workers=60)[1][0] == 1
+    assert meshdist.dask.run(client, dask_ranks.sums, ranks=RANKS, wait_for_workers=120)[1][0] == 1
 
 
 def test_the_program_of_the_documentation_runs(tmp_path: Path) -> None:

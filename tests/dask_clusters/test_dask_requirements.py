@@ -16,5 +16,7 @@ def test_without_distributed_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == "distributed" else found(name, *rest)
     )
-    with pytest.raises(ImportError, match=r"meshdist\.dask needs Dask's distributed; .*pip install 'meshdist\[dask\]'"):
+    with pytest.raises(
+        ImportError, match=r"meshdist\.dask needs Dask's distributed; .*pip install distributed 'dask\[array\]'"
+    ):
         importlib.import_module("meshdist.dask")

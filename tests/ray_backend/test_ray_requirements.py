@@ -20,7 +20,7 @@ def import_ours(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"meshdist\.ray needs Ray; install Ray .*pip install 'meshdist\[ray\]'"):
+    with pytest.raises(ImportError, match=r"meshdist\.ray needs Ray; install Ray .*pip install 'ray>=2.60'"):
         import_ours(monkeypatch)
 
 

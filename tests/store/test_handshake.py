@@ -134,7 +134,7 @@ def test_a_silent_server_is_given_up_at_the_deadline(pair: Pair, words: bytes) -
     start = time.monotonic()
     error = answer_with(pair, words, close=False)
     assert str(error).startswith(
-        f"{PEER} is not a meshdist store: it took the connection but did not answer within 0.3 s"
+        f"{PEER} is not a meshdist store: it accepted the connection but did not answer within 0.3 s"
     )
     assert 0.3 <= time.monotonic() - start < 2.0
 

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 from authorities import TLS_VARIABLES, Authority
 from handshakes import begin_tls
-from until import loaded, until
+from strangers import delay_nobody, is_hung_up
+from until import until
 
 from meshdist.errors import DistError, DistNetworkError
+from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S
 from meshdist.store import TCPStore
 
 LOOPBACK = "127.0.0.1"
-PROMPT_S = 2.0
 
 
 @pytest.fixture(scope="session")
@@ -45,27 +46,20 @@ def master(resources, with_tls, authority):
     return resources.enter_context(TCPStore(LOOPBACK, 0, is_master=True, timeout=30, secret=b"secret"))
 
 
+def call(port):
+    return socket.create_connection((LOOPBACK, port), 30)
+
+
 def client(port, **more):
     return TCPStore(LOOPBACK, port, timeout=30, **{"secret": b"secret", **more})
 
 
 @pytest.mark.slow
 def test_300_strangers_that_begin_tls_and_are_silent_delay_nobody(master, resources):
-    strangers = [resources.enter_context(socket.create_connection((LOOPBACK, master.port), 30)) for _ in range(300)]
-    began_s, took_s = time.monotonic(), []
+    strangers = [resources.enter_context(call(master.port)) for _ in range(300)]
     begin_tls(strangers)
     with client(master.port) as member:
-        while time.monotonic() - began_s < 1.0:
-            before_s = time.monotonic()
-            member.add("count", 1)
-            took_s.append(time.monotonic() - before_s)
-    assert max(took_s) < loaded(1.0)
-    assert sorted(took_s)[len(took_s) * 9 // 10] < loaded(0.1)
-    for stranger in strangers:
-        with suppress(ConnectionError):
-            while stranger.recv(4096):
-                pass
-    assert time.monotonic() - began_s < loaded(10.0)
+        delay_nobody(strangers, lambda: call(master.port), lambda: member.add("count", 1))
 
 
 def num_open_files():
@@ -157,7 +151,7 @@ def test_client_without_tls_is_told_so_at_once(master, with_tls):
     began = time.monotonic()
     with pytest.raises(DistNetworkError) as caught:
         client(master.port)
-    assert time.monotonic() - began < PROMPT_S
+    assert time.monotonic() - began < HANDSHAKE_TIMEOUT_S
     assert str(caught.value) == (
         f"the store at {LOOPBACK}:{master.port} asks for TLS, and this process has none: set "
         "MESHDIST_ENCRYPTION and MESHDIST_TLS_CERT to the same values on all processes of the job"
@@ -173,7 +167,7 @@ def test_store_without_tls_is_named_at_once(with_tls, authority):
         began = time.monotonic()
         with pytest.raises(DistNetworkError) as caught:
             client(master.port)
-        assert time.monotonic() - began < PROMPT_S
+        assert time.monotonic() - began < HANDSHAKE_TIMEOUT_S
         assert str(caught.value) == (
             f"the store at {LOOPBACK}:{master.port} has no TLS, and this process has: set "
             "MESHDIST_ENCRYPTION and MESHDIST_TLS_CERT to the same values on all processes of the job"
@@ -193,7 +187,7 @@ def test_certificate_of_another_authority_is_refused_at_once(master, with_tls, a
     began = time.monotonic()
     with pytest.raises(DistNetworkError) as caught:
         client(master.port)
-    assert time.monotonic() - began < PROMPT_S
+    assert time.monotonic() - began < HANDSHAKE_TIMEOUT_S
     begin = f"no TLS with the store at {LOOPBACK}:{master.port}: "
     if theirs:
         begin += "it does not take the certificate of this side, MESHDIST_TLS_CERT: "
@@ -235,31 +229,21 @@ def test_old_versions_of_tls_are_refused(master, resources, authority):
         context.wrap_socket(sock)
 
 
-def is_hung_up(sock):
-    with suppress(ConnectionError):
-        while sock.recv(4096):
-            pass
-    return True
-
-
 def test_strangers_delay_nobody_and_are_hung_up_on_in_time(master, resources):
     files = num_open_files()
     hello = b"\x16\x03\x01\x02\x00\x01"  # as TLS begins, and nothing behind it
     with ExitStack() as stack:
-        strangers = [stack.enter_context(socket.create_connection((LOOPBACK, master.port), 30)) for _ in range(150)]
+        strangers = [stack.enter_context(call(master.port)) for _ in range(150)]
         for stranger in strangers[50:100]:
             stranger.sendall(hello)
         for stranger in strangers[100:]:
             stranger.shutdown(socket.SHUT_WR)
-        began, slowest_s = time.monotonic(), 0.0
-        while time.monotonic() - began < 1.0:
-            before = time.monotonic()
+
+        def ask():
             with client(master.port) as store:
                 store.add("count", 1)
-            slowest_s = max(slowest_s, time.monotonic() - before)
-        assert slowest_s < loaded(1.0)
-        assert all(is_hung_up(stranger) for stranger in strangers)
-        assert 2.0 < time.monotonic() - began < 10.0
+
+        delay_nobody(strangers, lambda: call(master.port), ask)
     until(lambda: num_open_files() == files, "the server notices that the last client has gone")
 
 
@@ -274,14 +258,12 @@ def client_hello():
 def test_strangers_who_have_the_store_sign_delay_no_member(master, resources):
     store = resources.enter_context(client(master.port))
     store.set("key", "value")
-    strangers = [resources.enter_context(socket.create_connection((LOOPBACK, master.port), 30)) for _ in range(400)]
-    slowest_s = []
+    strangers = [resources.enter_context(call(master.port)) for _ in range(400)]
+    answered = []
 
     def ask():
         while not done.is_set():
-            before = time.monotonic()
-            store.get("key")
-            slowest_s.append(time.monotonic() - before)
+            answered.append(store.get("key"))
 
     done = threading.Event()
     asking = threading.Thread(target=ask)
@@ -295,7 +277,7 @@ def test_strangers_who_have_the_store_sign_delay_no_member(master, resources):
     asking.join()
     assert b"\x16" in answers
     assert answers <= {b"\x16", b""}
-    assert max(slowest_s) < loaded(0.5)  # the goal is 0.1 s
+    assert len(answered) > 5  # while the strangers' turn came
 
 
 @pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", bytes(4096), b"\x16" * 4096, b"\x16\x03\x01\xff\xff"])
@@ -306,7 +288,7 @@ def test_garbage_is_hung_up_on(master, resources, garbage):
         stranger.shutdown(socket.SHUT_WR)
     began = time.monotonic()
     assert is_hung_up(stranger)
-    assert time.monotonic() - began < PROMPT_S
+    assert time.monotonic() - began < HANDSHAKE_TIMEOUT_S
     assert master.add("count", 1) == 1
 
 

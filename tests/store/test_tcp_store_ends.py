@@ -111,6 +111,7 @@ def test_the_interpreter_ends_with_a_store_open_and_a_thread_in_get() -> None:
 def test_ctrl_c_ends_a_wait() -> None:
     done = run_script(
         "import signal, threading; from meshdist.store import TCPStore\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # of tests in the background, it is ignored
         "store = TCPStore('127.0.0.1', 0, is_master=True)\n"
         "threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()\n"
         "try: store.get('never')\n"
@@ -222,7 +223,7 @@ def test_another_client_of_a_store_waits_while_its_host_is_silent(
     def answers_at_the_third(*args: Any) -> socket.socket:
         attempts.append(args)
         if len(attempts) < 3:
-            raise HandshakeUnanswered("it took the connection but did not answer; choose another port")
+            raise HandshakeUnanswered("it accepted the connection but did not answer; choose another port")
         return connect(*args)
 
     monkeypatch.setattr(connect_module, "connect_once", answers_at_the_third)
