@@ -3,6 +3,7 @@
     python benchmarks/compare.py
     python benchmarks/compare.py --ranks 2,4,16 --markdown benchmarks/RESULTS.md --plot ratios.svg
     python benchmarks/compare.py --libraries meshdist-mpi,openmpi
+    python benchmarks/compare.py --collectives send_recv,recv_from_any,probe_and_recv,send_object,exchange,sendrecv
     python benchmarks/compare.py --ranks 4 --collectives all_reduce --sizes 8,65536 --rounds 11 --json out.json
 
 Each library's ranks are started once and wait, blocked, until it is their turn: see sidebyside/rounds.py.
@@ -16,7 +17,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from sidebyside import machine, report
-from sidebyside.cases import COLLECTIVES, cases_of, fits
+from sidebyside.cases import COLLECTIVES, MESSAGES, cases_of, fits
 from sidebyside.columns import Columns
 from sidebyside.contender import COALESCED, OUTSTANDING
 from sidebyside.jobs import Job, JobError
@@ -27,8 +28,10 @@ from sidebyside.rounds import measure
 METHOD = """\
 Time of one call on the slowest rank: the median of {rounds} rounds and, in brackets, the shortest. In each round the \
 libraries take turns, for about {seconds:g} s each. A ratio is the median of the rounds' ratios: above 1, meshdist is \
-faster. {dtype} elements, in-place SUM; a size is that of the longer array of the call; send_recv is there and back, \
-exchange sends in both directions at the same time, with isend and irecv; all_reduce_outstanding is \
+faster. {dtype} elements, in-place SUM; a size is that of the longer array of the call. send_recv is there and back, \
+as are recv_from_any (received from any rank), probe_and_recv (after a probe for any message; torch has none) and \
+send_object (a dict that has the array). exchange sends in both directions at the same time, with isend and irecv, and \
+sendrecv around the ring of all ranks (in torch, which has none, with these two). all_reduce_outstanding is \
 {outstanding} async calls and the wait for all, all_reduce_coalesced one call of {coalesced} arrays, and the size that \
 of all of them; neither counts in the means. Shared arrays are those of meshdist.empty. All with OMP_NUM_THREADS=1, \
 without binding to cores."""
@@ -53,7 +56,7 @@ def parse() -> argparse.Namespace:
         type=names_from((*NAMES, SHARED.name, OVER_MPI.name)),
         default=[*NAMES, SHARED.name],
         metavar="NAME,...",
-        help=f"{', '.join(NAMES)}, {SHARED.name} (default: all of these), {OVER_MPI.name} (backend mpi)",
+        help=f"{', '.join(NAMES)}, {SHARED.name} (default: all of these), {OVER_MPI.name} (the mpi backend)",
     )
     add("--dtype", choices=["float32", "float64"], default="float32", help="(default: %(default)s)")
     add("--rounds", type=positive, default=7, help="(default: %(default)s)")
@@ -108,7 +111,8 @@ def main() -> int:
             return 1
         everything += results
         table = report.table(columns.head(ranks), [*map(columns.row, results), *columns.means(results)], text_columns=2)
-        title = f"Collectives, {ranks} ranks" + (", backend mpi" if columns.own is OVER_MPI else "")
+        subject = "Messages" if MESSAGES.issuperset(args.collectives) else "Collectives"
+        title = f"{subject}, {ranks} ranks" + (", backend mpi" if columns.own is OVER_MPI else "")
         body = "\n\n".join(filter(None, [METHOD.format(rounds=args.rounds, **words), table, columns.summary(results)]))
         described = machine.describe({library: versions[library] for library in libraries if library is not SHARED})
         report.publish(args, title, described, body, everything)

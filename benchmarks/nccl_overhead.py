@@ -1,4 +1,4 @@
-"""What a call of backend nccl costs the host, over CuPy's own call of NCCL; and the bandwidth of all_reduce.
+"""What a call of the nccl backend costs the host, over CuPy's own call of NCCL; and the bandwidth of all_reduce.
 
 python benchmarks/nccl_overhead.py                                        # one rank, one GPU
 meshrun --nproc-per-node gpu benchmarks/nccl_overhead.py                  # a rank for each GPU
@@ -79,7 +79,7 @@ def bandwidth(cupy: Any, rounds: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a call of backend nccl costs over CuPy's own.")
+    parser = argparse.ArgumentParser(description="What a call of the nccl backend costs over CuPy's own.")
     parser.add_argument("--rounds", type=int, default=50, help="rounds of turns (default: %(default)s)")
     parser.add_argument("--calls", type=int, default=100, help="calls in a turn (default: %(default)s)")
     parser.add_argument("--bandwidth", action="store_true", help="measure the bandwidth of all_reduce instead")

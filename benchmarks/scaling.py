@@ -17,6 +17,8 @@ from sidebyside import machine, report
 from sidebyside.libraries import installed, run_example
 from sidebyside.options import picture, positive, positives
 
+from meshdist.system.palette import fill
+
 METHOD = """\
 `examples/train_digits.py --hidden N`, one thread a rank, data parallel. Steps per second are those of the fastest of \
 {rounds} rounds, since other programs on the machine only slow a run down; the numbers of ranks take turns."""
@@ -49,10 +51,11 @@ def draw(path: Path, found: Mapping[int, Mapping[int, float]], num_cores: int) -
     rcParams["svg.hashsalt"] = "meshdist"
     figure = Figure(figsize=(4.6, 2.8), layout="constrained")
     axes = figure.subplots()
-    for hidden, speeds in found.items():
+    for line, (hidden, speeds) in enumerate(found.items()):
         first = speeds[min(speeds)]
         label = f"{hidden:,} hidden units; one rank: {first:,.0f} steps/s"
-        axes.semilogx(list(speeds), [speed / first for speed in speeds.values()], marker="o", base=2, label=label)
+        speedups = [speed / first for speed in speeds.values()]
+        axes.semilogx(list(speeds), speedups, marker="o", base=2, label=label, color=fill(line, None))
         numbers = sorted(speeds)
         for number, following in zip(numbers[1:], [*numbers[2:], None], strict=True):
             place, text = (number, speeds[number] / first), f"{speeds[number]:,.0f} steps/s"

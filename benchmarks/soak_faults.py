@@ -85,7 +85,10 @@ def main() -> int:
         if number - args.first == len(args.faults):
             moments = {"after one of each fault": held(), **moments}
     seconds = time.monotonic() - began
-    text = f"Seed {seed}: {number - args.first:,} faults in {seconds:.0f} s, {num_wrong} of them not as due."
+    text = (
+        f"Seed {seed}: {number - args.first:,} faults in {seconds:.0f} s, "
+        f"{num_wrong} of them with an unexpected outcome."
+    )
     rows = [
         (fault, f"{trials[fault]:,}", *((duration(median(times)), duration(max(times))) if times else ("", "")))
         for fault, times in sorted(noticed.items())

@@ -71,7 +71,7 @@ def start_s(names: list[str], per_host: int) -> dict[str, float]:
 def imports_s(num_processes: int) -> float:
     """Return how long it takes until so many processes have imported meshdist."""
     begin = time.time()
-    command = [sys.executable, "-c", "import meshdist"]
+    command = [sys.executable, "-c", "import meshdist; meshdist.init_process_group, meshdist.all_reduce"]
     processes = [subprocess.Popen(command, env=environment()) for _ in range(num_processes)]
     statuses = [process.wait(_END_S) for process in processes]
     if any(statuses):

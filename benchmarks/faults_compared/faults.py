@@ -15,7 +15,7 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
     "Calls that disagree": CALLS,
     "Arrays": ARRAYS,
     "The start": START,
-    "Strangers": STRANGERS,
+    "Unauthenticated clients": STRANGERS,
     "The machine": MACHINE,
 }
 FAULTS = {fault.name: fault for faults in SECTIONS.values() for fault in faults}

@@ -102,8 +102,8 @@ def two_jobs(lib: Library, witness: Witness) -> None:
 
 
 START = (
-    Fault("a rank does not come", one_missing, 3, (0, 1), joins=False, senseless=_BY_MPIRUN),
-    Fault("nobody is at the address", nobody_home, 2, (1,), joins=False, senseless=_BY_MPIRUN),
+    Fault("a rank never arrives", one_missing, 3, (0, 1), joins=False, senseless=_BY_MPIRUN),
+    Fault("no process listens at the address", nobody_home, 2, (1,), joins=False, senseless=_BY_MPIRUN),
     Fault(
         "the port belongs to an unrelated server that never answers",
         silent_listener,
@@ -113,9 +113,9 @@ START = (
         senseless=_BY_MPIRUN,
     ),
     Fault("two jobs use one port", two_jobs, 4, (2, 3), joins=False, senseless=_BY_MPIRUN),
-    Fault("a file that a killed run has left", stale_file, joins=False, senseless=_BY_MPIRUN),
-    Fault("a file in a directory that is not there", missing_folder, joins=False, senseless=_BY_MPIRUN),
-    Fault("one rank says another world size", other_size, joins=False, senseless=_BY_MPIRUN),
-    Fault("two ranks of the same number", same_rank, 3, joins=False, senseless=_BY_MPIRUN),
-    Fault("a rank beyond the world size", rank_too_large, joins=False, senseless=_BY_MPIRUN),
+    Fault("a file left behind by a killed run", stale_file, joins=False, senseless=_BY_MPIRUN),
+    Fault("a file in a directory that does not exist", missing_folder, joins=False, senseless=_BY_MPIRUN),
+    Fault("one rank passes a different world size", other_size, joins=False, senseless=_BY_MPIRUN),
+    Fault("two processes with the same rank", same_rank, 3, joins=False, senseless=_BY_MPIRUN),
+    Fault("a rank that exceeds the world size", rank_too_large, joins=False, senseless=_BY_MPIRUN),
 )

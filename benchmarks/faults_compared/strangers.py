@@ -15,7 +15,7 @@ from faults_compared.witness import Witness
 
 _LISTENS = "0A"
 _GARBAGE_S = 5.0
-_NO_STORE = {"openmpi": "not applicable: there is no store; mpirun's own processes were not looked at"}
+_NO_STORE = {"openmpi": "not applicable: there is no store; mpirun's own processes were not examined"}
 
 
 def _listening_at() -> list[str]:
@@ -80,7 +80,7 @@ def garbage(lib: Library, witness: Witness) -> None:
 
 
 STRANGERS = (
-    Fault("where a job of this host alone listens", listens),
-    Fault("a stranger asks for what is in the store", reads, 2, (1,), joins=False, senseless=_NO_STORE),
+    Fault("where a job on one host listens", listens),
+    Fault("an unauthenticated client reads from the store", reads, 2, (1,), joins=False, senseless=_NO_STORE),
     Fault("80 unauthenticated connections that send garbage", garbage, 2, (1,), joins=False, senseless=_NO_STORE),
 )

@@ -1,8 +1,8 @@
 """What is measured: collectives, their arrays, and what must come out.
 
 A case's size is that of the longer array of a call: what all_gather takes and reduce_scatter gives, and the one array
-of all_reduce, broadcast, send_recv and exchange. Each block has at least one element: the smallest all_gather on four
-ranks takes four elements, even where less was asked for.
+of all_reduce, broadcast, exchange, sendrecv and all that is there and back. Each block has at least one element: the
+smallest all_gather on four ranks takes four elements, even where less was asked for.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from sidebyside.contender import COALESCED, OUTSTANDING, Array, Call, Contender
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (8, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
+SHORT = SIZES[:2]
 _CHECKED_CALLS = 3
 # From this size on, a library may try several ways in its first calls.
 _TRIED_BYTES, _TRIALS = 64 * KIB, 20
@@ -90,10 +91,16 @@ COLLECTIVES: dict[str, Shape | None] = {
         False, False, True, lambda all_, rank: sum(all_[1:], all_[0]), (COALESCED * 8, 16 * MIB)
     ),
     "send_recv": Shape(False, False, False, lambda all_, rank: all_[0], takers=(0, -1)),
+    "recv_from_any": Shape(False, False, False, lambda all_, rank: all_[0], SHORT, takers=(0, -1)),
+    "probe_and_recv": Shape(False, False, False, lambda all_, rank: all_[0], SHORT, takers=(0, -1)),
+    "send_object": Shape(False, False, False, lambda all_, rank: all_[0], SHORT, takers=(0, -1)),
     "exchange": Shape(False, False, False, lambda all_, rank: all_[0 if rank else -1], takers=(0, -1)),
+    "sendrecv": Shape(False, False, False, lambda all_, rank: all_[rank - 1]),
     "barrier": None,
 }
 """Every collective that can be measured; None for what moves no array."""
+MESSAGES = frozenset(("send_recv", "recv_from_any", "probe_and_recv", "send_object", "exchange", "sendrecv"))
+"""Those of them that are messages between two ranks."""
 
 
 def cases_of(collective: str, sizes: list[int] | None, dtype: str) -> list[Case]:

@@ -95,8 +95,24 @@ class Contender(ABC):
         """There and back: rank 0 sends `give` to the last rank, which sends back what it took; others do nothing."""
 
     @abstractmethod
+    def recv_from_any(self, give: Array, take: Array) -> Call:
+        """Like send_recv, but received from any rank."""
+
+    @abstractmethod
+    def probe_and_recv(self, give: Array, take: Array) -> Call:
+        """Like send_recv, but a probe for any rank and tag tells from whom to receive."""
+
+    @abstractmethod
+    def send_object(self, give: Array, take: Array) -> Call:
+        """Like send_recv, but a dict that has the array is sent; what comes is copied into `take`."""
+
+    @abstractmethod
     def exchange(self, give: Array, take: Array) -> Call:
         """Rank 0 and the last rank send each other `give`, at once, without blocking; others do nothing."""
+
+    @abstractmethod
+    def sendrecv(self, give: Array, take: Array) -> Call:
+        """Send `give` to the next rank and take what the one before sends, around the ring."""
 
     @abstractmethod
     def leave(self) -> None:
@@ -125,13 +141,31 @@ def nothing() -> None:
 def both_ways(rank: int, size: int, isend: Callable[..., Any], irecv: Callable[..., Any], give: Any, take: Any) -> Call:
     """Return the call of `Contender.exchange` for a library whose `isend` and `irecv` return what has a `wait`."""
     peer = size - 1 - rank
+    return at_once(isend, irecv, give, take, peer, peer) if rank in (0, size - 1) else nothing
+
+
+def at_once(
+    isend: Callable[..., Any], irecv: Callable[..., Any], give: Any, take: Any, receiver: int, sender: int
+) -> Call:
+    """Return a call that sends `give` and receives `take` by such functions."""
 
     def swap() -> None:
-        receiving, sending = irecv(take, peer), isend(give, peer)
+        receiving, sending = irecv(take, sender), isend(give, receiver)
         receiving.wait()
         sending.wait()
 
-    return swap if rank in (0, size - 1) else nothing
+    return swap
+
+
+def objects_there_and_back(
+    rank: int, size: int, send: Callable[[Any, int], object], recv: Callable[[int], Any], give: Array, take: Array
+) -> Call:
+    """Return the call of `Contender.send_object` for a library with `send(object, to)` and `recv(from)`."""
+
+    def taken(_: Array, sender: int) -> None:
+        take[:] = recv(sender)["array"]
+
+    return there_and_back(rank, size, lambda array, to: send({"array": array}, to), taken, give, take)
 
 
 def there_and_back(

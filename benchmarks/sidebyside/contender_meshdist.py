@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from sidebyside.contender import (
     Contender,
     begin_and_wait,
     both_ways,
+    objects_there_and_back,
     parts,
     there_and_back,
 )
@@ -74,8 +76,29 @@ class MeshdistRank(Contender):
     def send_recv(self, give: Array, take: Array) -> Call:
         return there_and_back(self.rank, self.size, dist.send, dist.recv, give, take)
 
+    def recv_from_any(self, give: Array, take: Array) -> Call:
+        return there_and_back(self.rank, self.size, dist.send, lambda array, _: dist.recv(array), give, take)
+
+    def probe_and_recv(self, give: Array, take: Array) -> Call:
+        def recv(array: Array, _: int) -> None:
+            found = dist.probe(tag=None)
+            dist.recv(array, found.source, tag=found.tag)
+
+        return there_and_back(self.rank, self.size, dist.send, recv, give, take)
+
+    def send_object(self, give: Array, take: Array) -> Call:
+        def recv(sender: int) -> Any:
+            return dist.irecv_object_list(sender).result()[0]
+
+        return objects_there_and_back(
+            self.rank, self.size, lambda given, to: dist.send_object_list([given], to), recv, give, take
+        )
+
     def exchange(self, give: Array, take: Array) -> Call:
         return both_ways(self.rank, self.size, dist.isend, dist.irecv, give, take)
+
+    def sendrecv(self, give: Array, take: Array) -> Call:
+        return partial(dist.sendrecv, give, take, (self.rank + 1) % self.size, (self.rank - 1) % self.size)
 
     def leave(self) -> None:
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""A rank of meshdist with backend `mpi`."""
+"""A rank of meshdist with the `mpi` backend."""
 
 from __future__ import annotations
 

@@ -8,7 +8,16 @@ from functools import partial
 
 from mpi4py import MPI
 
-from sidebyside.contender import OUTSTANDING, Array, Call, Contender, both_ways, parts, there_and_back
+from sidebyside.contender import (
+    OUTSTANDING,
+    Array,
+    Call,
+    Contender,
+    both_ways,
+    objects_there_and_back,
+    parts,
+    there_and_back,
+)
 
 
 class MpiRank(Contender):
@@ -73,8 +82,32 @@ class MpiRank(Contender):
     def send_recv(self, give: Array, take: Array) -> Call:
         return there_and_back(self.rank, self.size, self._comm.Send, self._comm.Recv, give, take)
 
+    def recv_from_any(self, give: Array, take: Array) -> Call:
+        return there_and_back(
+            self.rank, self.size, self._comm.Send, lambda array, _: self._comm.Recv(array), give, take
+        )
+
+    def probe_and_recv(self, give: Array, take: Array) -> Call:
+        comm, status = self._comm, MPI.Status()
+
+        def recv(array: Array, _: int) -> None:
+            comm.Probe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+            comm.Recv(array, status.source, status.tag)
+
+        return there_and_back(self.rank, self.size, comm.Send, recv, give, take)
+
+    def send_object(self, give: Array, take: Array) -> Call:
+        comm = self._comm
+        return objects_there_and_back(
+            self.rank, self.size, comm.send, lambda sender: comm.recv(source=sender), give, take
+        )
+
     def exchange(self, give: Array, take: Array) -> Call:
         return both_ways(self.rank, self.size, self._comm.Isend, self._comm.Irecv, give, take)
+
+    def sendrecv(self, give: Array, take: Array) -> Call:
+        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        return partial(self._comm.Sendrecv, give, after, 0, take, before, 0)
 
     def leave(self) -> None:
         MPI.Finalize()

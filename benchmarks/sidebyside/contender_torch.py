@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from functools import partial
 from inspect import unwrap
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,8 +17,10 @@ from sidebyside.contender import (
     Array,
     Call,
     Contender,
+    at_once,
     begin_and_wait,
     both_ways,
+    objects_there_and_back,
     parts,
     there_and_back,
 )
@@ -83,8 +86,30 @@ class TorchRank(Contender):
             self.rank, self.size, dist.send, dist.recv, torch.from_numpy(give), torch.from_numpy(take)
         )
 
+    def recv_from_any(self, give: Array, take: Array) -> Call:
+        given, taken = torch.from_numpy(give), torch.from_numpy(take)
+        return there_and_back(self.rank, self.size, dist.send, lambda tensor, _: dist.recv(tensor), given, taken)
+
+    def probe_and_recv(self, give: Array, take: Array) -> Call:
+        raise NotImplementedError  # torch has no probe, and `libraries` leaves it out
+
+    def send_object(self, give: Array, take: Array) -> Call:
+        def recv(sender: int) -> Any:
+            objects = [None]
+            dist.recv_object_list(objects, sender)
+            return objects[0]
+
+        return objects_there_and_back(
+            self.rank, self.size, lambda given, to: dist.send_object_list([given], to), recv, give, take
+        )
+
     def exchange(self, give: Array, take: Array) -> Call:
         return both_ways(self.rank, self.size, dist.isend, dist.irecv, torch.from_numpy(give), torch.from_numpy(take))
+
+    # torch has no sendrecv.
+    def sendrecv(self, give: Array, take: Array) -> Call:
+        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        return at_once(dist.isend, dist.irecv, torch.from_numpy(give), torch.from_numpy(take), after, before)
 
     def _blocks(self, array: Array) -> list[torch.Tensor]:
         return list(torch.from_numpy(array).chunk(self.size))

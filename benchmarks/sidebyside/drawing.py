@@ -23,6 +23,8 @@ _FIRST = (
     "all_to_all_single",
     "send_recv",
 )
+# Cases that are not named after one call.
+_SHOWN = {"send_recv": "send and recv"}
 _COLOURS = ("#c2410c", "#1d4ed8", "#0f766e", "#7c3aed")
 _FASTER, _SLOWER = "#e8f5e9", "#fdecea"
 _TITLE_PT, _LABEL_PT = 14, 12
@@ -108,11 +110,12 @@ def draw(path: Path, points: Sequence[Point], processor: str = "") -> None:
     limits = min([0.5, *(0.65 * point.ratio for point in drawn)]), max([2.0, *(1.6 * point.ratio for point in drawn)])
     for axes, name in zip(panels, names, strict=False):
         _panel(axes, [point for point in drawn if point.collective == name], ranks, limits)
-        axes.set_title(name, fontsize=_TITLE_PT)
+        axes.set_title(_SHOWN.get(name, name), fontsize=_TITLE_PT)
     for axes in panels[len(names) :]:
         axes.set_axis_off()
     where = f", on {processor}" if processor else ""
     figure.suptitle(f"Time of the fastest other library / time of meshdist{where}", fontsize=_TITLE_PT)
+    figure.supylabel("ratio of the times", fontsize=_LABEL_PT)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=_LABEL_PT, frameon=False, loc="outside lower center", ncols=len(labels))
     figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)

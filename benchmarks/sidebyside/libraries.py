@@ -31,6 +31,7 @@ class Library(NamedTuple):
         script: In the names of the files here that are about it.
         package: The MPI library whose environment it runs in; None for this one.
         collectives: What is measured with it; None for all.
+        lacks: What it does not have.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Library(NamedTuple):
     script: str
     package: str | None = None
     collectives: tuple[str, ...] | None = None
+    lacks: tuple[str, ...] = ()
 
     def python(self) -> str:
         """Return the Python that it runs in; NoEnvironmentError where there is none."""
@@ -48,7 +50,7 @@ class Library(NamedTuple):
 
     def measures(self, collective: str) -> bool:
         """Return whether a collective is measured with it."""
-        return self.collectives is None or collective in self.collectives
+        return collective not in self.lacks and (self.collectives is None or collective in self.collectives)
 
 
 def environment() -> dict[str, str]:
@@ -84,9 +86,19 @@ def _mpich(ranks: int) -> list[str]:
 _IMPORT_MPI = "from mpi4py import MPI"
 _MPI_VERSION = "'.'.join(map(str, MPI.get_vendor()[1])) + ' with mpi4py ' + __import__('mpi4py').__version__"
 
+# Names of meshdist are imported when they are used; every program uses these.
+_IMPORT = "import meshdist; meshdist.init_process_group, meshdist.init_device_mesh, meshdist.all_reduce"
 LIBRARIES = (
-    Library("meshdist", "meshdist", "import meshdist", "meshdist.__version__", _meshrun, "meshdist"),
-    Library("torch", "torch (gloo)", "import torch.distributed", "torch.__version__", _torchrun, "torch"),
+    Library("meshdist", "meshdist", _IMPORT, "meshdist.__version__", _meshrun, "meshdist"),
+    Library(
+        "torch",
+        "torch (gloo)",
+        "import torch.distributed",
+        "torch.__version__",
+        _torchrun,
+        "torch",
+        lacks=("probe_and_recv",),
+    ),
     Library("openmpi", "Open MPI", _IMPORT_MPI, _MPI_VERSION, _openmpi, "mpi", "openmpi"),
     Library("mpich", "MPICH", _IMPORT_MPI, _MPI_VERSION, _mpich, "mpi", "mpich"),
 )

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from meshdist._torch_names import spelt
 from meshdist.arrays.host import check_dtype
 from meshdist.arrays.reduce_op import ReduceOp, as_reduce_op, check_op_dtype
 from meshdist.backends.gloo.shm.tuning import TUNED_BYTES
@@ -21,6 +20,7 @@ from meshdist.bench.figure import problem_with
 from meshdist.bench.operations import NEVER, OPERATIONS
 from meshdist.bench.results import parse_size
 from meshdist.system.env_flags import DISABLE_SHM, TUNING, TUNING_MODES, switch, tuning_mode
+from meshdist.system.option_parser import OptionParser, did_you_mean
 
 T = TypeVar("T")
 
@@ -45,16 +45,9 @@ examples:
 Exit status: 0, 1 if an element was wrong or a rank failed, 2 for wrong options."""
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports wrong options in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see --help\n")
-
-
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Return the options; for wrong ones, print an error and exit with status 2."""
-    parser = _Parser(
+    parser = OptionParser(
         prog="python -m meshdist.bench",
         description=_DESCRIPTION,
         epilog=_EPILOG,
@@ -95,7 +88,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--json", type=Path, metavar="PATH", help="write everything to this file")
     add("--csv", type=Path, metavar="PATH", help="write the table to this file")
     add("--plot", type=Path, metavar="PATH", help="draw time and bandwidth by size: .png, .svg or .pdf")
-    options = parser.parse_args(arguments)
+    options: argparse.Namespace = parser.parse_args(arguments)
     options.collectives = list(dict.fromkeys(chain(*options.collectives))) or ["all_reduce"]
     problem = _problem_with(options)
     if problem is not None:
@@ -106,7 +99,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def _problem_with(options: argparse.Namespace) -> str | None:
     if options.tune:
         if options.backend != "gloo":
-            return f"--tune is for backend gloo: {options.backend} has one algorithm for a call"
+            return f"--tune is for the gloo backend: {options.backend} has one algorithm for a call"
         if options.shared or options.json is not None or options.csv is not None:
             return "--tune is not for --shared, --json and --csv"
         if TUNING_MODES[tuning_mode()] in ("off", "cached"):
@@ -157,9 +150,8 @@ def _names(text: str) -> list[str]:
     names = list(OPERATIONS) if text == "all" else text.split(",")
     for name in names:
         if name not in OPERATIONS:
-            meant = spelt(name, OPERATIONS)
-            hint = "" if meant is None else f"; did you mean {meant}?"
-            raise ValueError(f"{name!r} is not known; choose from all, {', '.join(OPERATIONS)}{hint}")
+            known = f"all, {', '.join(OPERATIONS)}"
+            raise ValueError(f"{name!r} is not known; choose from {known}{did_you_mean(name, OPERATIONS)}")
     return names
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from contextlib import redirect_stderr, suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from io import StringIO
 from signal import SIGINT
 from typing import Any
@@ -26,7 +26,7 @@ from meshdist.bench.results import (
     write_csv,
     write_json,
 )
-from meshdist.cluster.place import find_place
+from meshdist.cluster.place import find_place, is_first_rank
 from meshdist.errors import DistError
 from meshdist.groups.world import current_world
 from meshdist.launch.spawn_context import ProcessException
@@ -46,10 +46,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure as the arguments ask (`sys.argv` if None), and return the exit status."""
     launched = find_place() is not None or "RANK" in os.environ
     try:
-        with redirect_stderr(StringIO()) as usage:
+        with redirect_stderr(StringIO()) as usage, redirect_stdout(StringIO()) as help_text:
             options = parse(arguments)
     except SystemExit as end:  # wrong options, or --help
-        return _complain(usage.getvalue(), launched) if end.code else 0
+        if end.code:
+            return _complain(usage.getvalue(), launched)
+        print(help_text.getvalue() if is_first_rank() else "", end="")
+        return 0
     problem = _problem_with(options, launched)
     if problem is not None:
         return _complain(_with_usage(problem), launched)
@@ -203,8 +206,9 @@ def _sizes(name: str, options: Namespace, setting: Setting) -> list[int]:
 def _misfit(options: Namespace, setting: Setting) -> str | None:
     if options.root >= setting.num_ranks:
         return f"--root must be one of the ranks 0 to {setting.num_ranks - 1}, got {options.root}"
-    if "send_recv" in options.collectives and setting.num_ranks < 2:
-        return "send_recv needs two ranks at least; start more, or leave it out"
+    between_two = next((name for name in options.collectives if OPERATIONS[name].trips == 2), None)
+    if between_two is not None and setting.num_ranks < 2:
+        return f"{between_two} needs two ranks at least; start more, or leave it out"
     needed = max(_needed_bytes(name, options, setting) for name in options.collectives)
     available = _available_bytes()
     if available is not None and needed > available:

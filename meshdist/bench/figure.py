@@ -53,17 +53,33 @@ def draw(path: Path, rows: Sequence[Row], title: str) -> None:
     bandwidth.set_title("bus bandwidth", fontsize=10)
     bandwidth.set_ylabel("bus bandwidth (GB/s)", fontsize=_LABEL_PT)
     every = sorted({row.num_bytes for own in by_name.values() for row in own})
-    for axes in [*panels, bandwidth] if by_name else ():  # barriers alone have no sizes
-        _label_axes(axes, every)
-        axes.legend(fontsize=7)
+    if by_name:  # barriers alone have no sizes
+        for axes in [*panels, bandwidth]:
+            _label_axes(axes, every)
+        _legend(figure, bandwidth.get_lines())
     figure.savefig(path, dpi=150)
 
 
+def _legend(figure: Any, bandwidths: Sequence[Any]) -> None:
+    """Explain the lines below the panels: inside, a legend would hide the end of a line."""
+    from matplotlib.lines import Line2D
+
+    lines: list[Any] = [
+        Line2D([], [], color=_ANY_CALL, marker="o", markersize=3, label="median"),
+        Line2D([], [], color=_ANY_CALL, linestyle="--", linewidth=1, label="99th percentile"),
+    ]
+    if len(bandwidths) > 1:  # else the title of the only panel names the call
+        lines += bandwidths
+    where = {"loc": "outside lower center", "ncols": min(len(lines), 5)}
+    figure.legend(handles=lines, frameon=False, fontsize=_TICK_PT, **where)
+
+
+_ANY_CALL = "#444444"
 _MARGIN = 1.5
 _LABEL_PT, _TICK_PT = 9, 8
 
 
-# Labels of more sizes would touch each other.
+# Labels of more sizes, evenly spaced, would touch each other.
 _MOST_TICKS = 14
 # The ticks of a decade, by how far apart the values are at most; those of a larger span have the powers of ten alone.
 _SUBS = ((10.0, (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)), (1000.0, (1.0, 2.0, 5.0)))
@@ -82,10 +98,16 @@ def _label_axes(axes: Any, sizes: Sequence[int]) -> None:
 
 
 def _label_sizes(axes: Any, sizes: Sequence[int]) -> None:
-    """Put ticks at the measured sizes, or at every second one and so on if there are many."""
+    """Put ticks at the measured sizes whose labels do not touch, from the largest one on."""
     axes.set_xscale("log", base=2)
-    ticks = sizes[:: math.ceil(len(sizes) / _MOST_TICKS)]
-    axes.set_xticks(ticks, [show_size(size) for size in ticks], rotation=45)
+    gap = math.log2(sizes[-1] / sizes[0]) / _MOST_TICKS
+    ticks = [sizes[-1]]
+    for size in reversed(sizes[:-1]):
+        if math.log2(ticks[-1] / size) >= gap:
+            ticks.append(size)
+    # Long labels, centred, would reach their neighbours.
+    along: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(ticks, [show_size(size) for size in ticks], **along)
     axes.minorticks_off()
     axes.tick_params(labelsize=_TICK_PT)
     axes.set_xlabel("message size", fontsize=_LABEL_PT)

@@ -171,19 +171,88 @@ def _barrier(setting: Setting, give: Array, take: Array) -> Callable[[], object]
     return dist.barrier
 
 
-def _send_recv(setting: Setting, give: Array, take: Array) -> Callable[[], object]:
+def _there_and_back(
+    setting: Setting,
+    send: Callable[[Array, int], object],
+    recv: Callable[[Array, int], object],
+    give: Array,
+    take: Array,
+) -> Callable[[], object]:
     def there() -> None:
-        dist.send(give, 1)
-        dist.recv(take, 1)
+        send(give, 1)
+        recv(take, 1)
 
     def back() -> None:
-        dist.recv(take, 0)
-        dist.send(take, 0)
+        recv(take, 0)
+        send(take, 0)
 
     def aside() -> None:
         return
 
     return (there, back)[setting.rank] if setting.rank < 2 else aside
+
+
+def _send_recv(setting: Setting, give: Array, take: Array) -> Callable[[], object]:
+    return _there_and_back(setting, dist.send, dist.recv, give, take)
+
+
+def _recv_from_any(setting: Setting, give: Array, take: Array) -> Callable[[], object]:
+    return _there_and_back(setting, dist.send, lambda array, _: dist.recv(array), give, take)
+
+
+def _probe_and_recv(setting: Setting, give: Array, take: Array) -> Callable[[], object]:
+    def recv(array: Array, _: int) -> None:
+        found = dist.probe(tag=None)
+        dist.recv(array, found.source, tag=found.tag)
+
+    return _there_and_back(setting, dist.send, recv, give, take)
+
+
+def _send_object_list(setting: Setting, give: Array, take: Array) -> Callable[[], object]:
+    def recv(array: Array, sender: int) -> None:
+        objects = [None]
+        dist.recv_object_list(objects, sender)
+        array[:] = objects[0]
+
+    return _there_and_back(setting, lambda array, to: dist.send_object_list([array], to), recv, give, take)
+
+
+def _shift(setting: Setting, give: Array, take: Array) -> Callable[[], object]:
+    ring = dist.init_device_mesh("cpu", (setting.num_ranks,))
+    return lambda: ring.shift(give, out=take)
+
+
+def _sendrecv(setting: Setting, give: Array, take: Array) -> Callable[[], object]:
+    after, before = (setting.rank + 1) % setting.num_ranks, (setting.rank - 1) % setting.num_ranks
+    return lambda: dist.sendrecv(give, take, after, before)
+
+
+def _between_two(make: Callable[[Setting, Array, Array], Callable[[], object]]) -> Operation:
+    """Return the operation of a message from rank 0 to rank 1 and back."""
+    return Operation(
+        WHOLE,
+        WHOLE,
+        NEVER,
+        make,
+        lambda setting, count: [Part(0, (0,), 0, count)],
+        "send",
+        lambda setting: setting.rank < 2,
+        trips=2,
+        divides=False,
+    )
+
+
+def _around_the_ring(make: Callable[[Setting, Array, Array], Callable[[], object]]) -> Operation:
+    """Return the operation of a message from each rank to the next one."""
+    return Operation(
+        WHOLE,
+        WHOLE,
+        NEVER,
+        make,
+        lambda setting, count: [Part(0, ((setting.rank - 1) % setting.num_ranks,), 0, count)],
+        "send",
+        divides=False,
+    )
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -204,17 +273,12 @@ OPERATIONS: dict[str, Operation] = {
     "reduce_scatter": Operation(WHOLE, BLOCK, POSSIBLE, _reduce_scatter, _block_of_sum, "reduce_scatter", reduces=True),
     "all_to_all_single": Operation(WHOLE, WHOLE, NEVER, _all_to_all_single, _own_block_of_each, "all_to_all"),
     "all_to_all": Operation(WHOLE, WHOLE, NEVER, _all_to_all, _own_block_of_each, "all_to_all"),
-    "send_recv": Operation(
-        WHOLE,
-        WHOLE,
-        NEVER,
-        _send_recv,
-        lambda setting, count: [Part(0, (0,), 0, count)],
-        "send",
-        lambda setting: setting.rank < 2,
-        trips=2,
-        divides=False,
-    ),
+    "send_recv": _between_two(_send_recv),
+    "recv_from_any": _between_two(_recv_from_any),
+    "probe_and_recv": _between_two(_probe_and_recv),
+    "send_object_list": _between_two(_send_object_list),
+    "sendrecv": _around_the_ring(_sendrecv),
+    "shift": _around_the_ring(_shift),
     "barrier": Operation(
         None, None, NEVER, _barrier, lambda setting, count: [], "barrier", lambda setting: False, divides=False
     ),

@@ -21,16 +21,12 @@ def test_row_of_the_table():
     assert line(row).split() == ["4", "KiB", "1024", "100", "3.14", "2.50", "12.0", "1.30", "1.30", "0"]
 
 
-def drawn(monkeypatch, tmp_path, names, most_us=40.0):
+def drawn(monkeypatch, tmp_path, names, most_us=40.0, sizes=(8, 32, 128)):
     """Return the figure of a measurement of these operations, whose times are 10 us to `most_us`."""
     figure = pytest.importorskip("matplotlib.figure", reason="pictures need matplotlib")
     saved = []
     monkeypatch.setattr(figure.Figure, "savefig", lambda self, *args, **kwargs: saved.append(self))
-    rows = [
-        Row(name, size, size // 4, 100, 10.0, 9.0, 20.0, most_us, 1.0, 1.0, 0)
-        for name in names
-        for size in (8, 32, 128)
-    ]
+    rows = [Row(name, size, size // 4, 100, 10.0, 9.0, 20.0, most_us, 1.0, 1.0, 0) for name in names for size in sizes]
     draw(tmp_path / "plot.png", rows, "a test")
     return saved[0]
 
@@ -44,6 +40,12 @@ def test_a_plot_has_the_curves_of_the_table_and_ticks_to_read_them(monkeypatch, 
     assert 3 <= len([tick for tick in axes.get_yticks() if lowest <= tick <= highest]) <= 10
 
 
+def test_a_plot_has_no_tick_close_to_that_of_the_largest_size(monkeypatch, tmp_path):
+    quarters = [8 * 4**number for number in range(12)]  # up to 32 MiB
+    axes = drawn(monkeypatch, tmp_path, ["all_reduce"], sizes=[*quarters, 64 << 20]).axes[0]
+    assert sorted(axes.get_xticks()) == [*quarters[:-1], 64 << 20]
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 def test_no_panel_of_a_plot_is_empty(monkeypatch, tmp_path, count):
     figure = drawn(monkeypatch, tmp_path, [f"call{number}" for number in range(count)])
@@ -52,6 +54,17 @@ def test_no_panel_of_a_plot_is_empty(monkeypatch, tmp_path, count):
     rows, columns = figure.axes[0].get_gridspec().get_geometry()
     spans = [axes.get_subplotspec() for axes in figure.axes]
     assert sum(len(span.rowspan) * len(span.colspan) for span in spans) == rows * columns
+
+
+@pytest.mark.parametrize("names", [["all_reduce"], ["all_reduce", "broadcast"]])
+def test_the_legend_of_a_plot_hides_no_line(monkeypatch, tmp_path, names):
+    figure = drawn(monkeypatch, tmp_path, names)
+    assert [axes.get_legend() for axes in figure.axes] == [None] * (len(names) + 1)
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert named == ["median", "99th percentile", *(names if len(names) > 1 else ())]
+    figure.draw_without_rendering()
+    top = figure.legends[0].get_window_extent().y1
+    assert all(axes.get_window_extent().y0 > top for axes in figure.axes)
 
 
 def test_wrong_elements_are_counted():

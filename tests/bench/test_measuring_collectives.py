@@ -86,7 +86,7 @@ def test_tuning_shows_the_ways_and_remembers_the_choice(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--backend", "threads"], "--tune is for backend gloo"),
+        (["--backend", "threads"], "--tune is for the gloo backend"),
         (["--shared"], "--tune is not for --shared, --json and --csv"),
     ],
 )
@@ -118,7 +118,7 @@ def test_every_collective_with_processes(tmp_path):
         assert row["iterations"] == 3
         assert 0 < row["min_us"] <= row["median_us"] <= row["p90_us"] <= row["p99_us"]
         assert row["algorithm_gbps"] == pytest.approx(row["num_bytes"] / row["median_us"] / 1e3)
-        name = "send" if row["collective"] == "send_recv" else row["collective"]
+        name = "barrier" if row["collective"] == "barrier" else OPERATIONS[row["collective"]].volume
         assert row["bus_gbps"] == pytest.approx(sent_bytes(name, row["num_bytes"], 2) / row["median_us"] / 1e3)
     with table.open() as file:
         lines = list(csv.DictReader(file))
@@ -162,7 +162,7 @@ def test_shared_arrays(tmp_path):
 @pytest.mark.parametrize("in_place", [[], ["--in-place"]])
 def test_every_collective_with_threads(capsys, ranks, in_place):
     names = [name for name, operation in OPERATIONS.items() if not in_place or operation.in_place != "never"]
-    names = [name for name in names if name != "send_recv" or ranks != "1"]
+    names = [name for name in names if OPERATIONS[name].trips == 1 or ranks != "1"]
     assert main([",".join(names), "-n", ranks, "-b", "1", "-e", "100", "-f", "7", *in_place, *THREADS]) == 0
     assert "0 wrong elements." in capsys.readouterr().out
 
@@ -273,7 +273,7 @@ def test_wrong_options(capsys, args, message):
     said = capsys.readouterr().err
     assert message in said
     assert said.startswith("python -m meshdist.bench: ")
-    assert said.endswith("; see --help\n")
+    assert said.endswith(("; see --help\n", "?\n"))
     assert said.count("\n") == 1
 
 
