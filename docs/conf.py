@@ -1,5 +1,6 @@
 """How Sphinx makes the site: `sphinx-build -W -b html docs build/site`."""
 
+import gc
 import re
 import sys
 from pathlib import Path
@@ -13,6 +14,9 @@ import notebook_pages  # noqa: E402
 import source_links  # noqa: E402
 
 from meshdist._version import __version__  # noqa: E402
+
+# What Sphinx makes stays until the end; looking for garbage in it again and again takes a quarter of the time.
+gc.set_threshold(200_000, 50, 100)
 
 project = "meshdist"
 author = "The meshdist developers"
@@ -48,8 +52,26 @@ def without_note(app: Any, name: str, content: list[str]) -> None:
         content[0] = re.sub(r"^> Sphinx makes .*?\n\n", "", content[0], flags=re.MULTILINE | re.DOTALL)
 
 
+_trees: dict[tuple[str, str], Any] = {}
+
+
+def one_tree_for_sources(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Give the sources of a folder one navigation tree, as their pages are not in it: the event "html-page-context"."""
+    if page.startswith("_modules/"):
+        folder, make = page.rpartition("/")[0], context["toctree"]
+
+        def toctree(**options: Any) -> Any:
+            key = folder, repr(sorted(options.items()))
+            if key not in _trees:
+                _trees[key] = make(**options)
+            return _trees[key]
+
+        context["toctree"] = toctree
+
+
 def setup(app: Any) -> None:
     """Complete pages with notebooks and tables of methods, and link inherited methods to their source."""
+    app.connect("html-page-context", one_tree_for_sources, priority=100)  # before the theme's
     app.connect("source-read", without_note)
     app.connect("source-read", method_tables.complete)
     app.connect("source-read", notebook_pages.complete)

@@ -1,12 +1,16 @@
 """Draws the pictures of tensor.md and tensor-parallel.md from arrays: `python docs/draw_arrays.py`."""
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib import pyplot
+from matplotlib.legend_handler import HandlerTuple
+from matplotlib.patches import Patch
 
 import meshdist
 from meshdist.mesh.show.legend import frame
+from meshdist.system.palette import fill
 from meshdist.tensor import DTensor, Partial, Replicate, Shard
 
 IMAGES = Path(__file__).parent / "images"
@@ -30,16 +34,25 @@ LAYERS = {
 }
 
 
+def legend(figure: Any) -> None:
+    """Explain frames and bands, below all panels."""
+    band = tuple(Patch(facecolor=fill(rank, None)) for rank in range(2))
+    handles = [frame("rank 0 holds"), band]
+    labels = ["rank 0 holds", "band: the ranks that hold a copy or, with +, a term of a sum"]
+    how = {"handler_map": {tuple: HandlerTuple(ndivide=None, pad=0)}, "fontsize": "small", "frameon": False}
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), **how)
+
+
 def draw_layers() -> None:
-    """Draw the arrays of two layers side by side."""
+    """Draw the arrays of two layers in two rows."""
     mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-    figure, places = pyplot.subplots(1, len(LAYERS), figsize=(2.2 * len(LAYERS), 2.4), layout="constrained")
-    for ax, (title, (shape, placement)) in zip(places, LAYERS.items(), strict=True):
+    figure, places = pyplot.subplots(2, 3, figsize=(7.0, 5.0), layout="constrained")
+    for ax, (title, (shape, placement)) in zip(places.flat, LAYERS.items(), strict=True):
         block = [rows // (1 + (dim == getattr(placement, "dim", None))) for dim, rows in enumerate(shape)]
         DTensor.from_local(meshdist.zeros(block), mesh, {"tp": placement}, shape=shape).show("plot", ax=ax)
         ax.get_legend().remove()  # the same below each
-        ax.set_title(f"{title}\n{placement!r}", fontsize="small")
-    figure.legend(handles=[frame("rank 0 holds")], loc="outside lower center", frameon=False, fontsize="small")
+        ax.set_title(f"{title}\n{placement!r}", fontsize="medium")
+    legend(figure)
     figure.savefig(IMAGES / "array-layers.svg", bbox_inches="tight", metadata={"Date": None})
     pyplot.close(figure)
 
@@ -56,7 +69,8 @@ def main() -> None:
             x = DTensor.from_local(meshdist.zeros(block), mesh, placements, shape=(6, 8))
             figure, ax = pyplot.subplots(figsize=(3.6, 2.9), layout="constrained")
             x.show("plot", ax=ax)
-            ax.get_legend().remove()  # the page explains what all six have in common
+            ax.get_legend().remove()
+            figure.legend(handles=[frame("rank 2 holds")], fontsize="small", frameon=False, loc="outside lower center")
             written = ", ".join(f"{axis!r}: {placement!r}" for axis, placement in placements.items())
             ax.set_title("{" + written.replace("}, '", "},\n'") + "}", fontsize="small")
             figure.savefig(IMAGES / f"array-{name}.svg", bbox_inches="tight", metadata={"Date": None})

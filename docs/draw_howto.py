@@ -8,13 +8,13 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from draw_arrays import legend
 from matplotlib import pyplot
 from matplotlib.patches import Rectangle
 
 import meshdist as dist
-from meshdist.mesh.show.legend import frame as framed
 from meshdist.system.palette import PLAIN, fill
-from meshdist.tensor import DTensor, Shard
+from meshdist.tensor import DTensor, Partial, Shard
 
 ROOT = Path(__file__).parents[1]
 IMAGES = Path(__file__).parent / "images"
@@ -45,26 +45,56 @@ def saved(figure: Any, name: str) -> None:
 
 
 def training_step() -> None:
-    """Draw the arrays of a step, each with its placement."""
+    """Draw the arrays of a step, each with its placement, and what is computed and sent between them."""
     arrays = {
         "x": ((8, 4), {"dp": Shard(0)}),
         "w1": ((4, 6), {"tp": Shard(1)}),
         "hidden": ((8, 6), {"dp": Shard(0), "tp": Shard(1)}),
         "w2": ((6, 2), {"tp": Shard(0)}),
+        "hidden @ w2": ((8, 2), {"dp": Shard(0), "tp": Partial()}),
         "output": ((8, 2), {"dp": Shard(0)}),
     }
-    figure, places = pyplot.subplots(1, len(arrays), figsize=(11, 2.6), layout="constrained")
+    figure = pyplot.figure(figsize=(8.0, 5.6), layout="constrained")
+    # Between the arrays: how the next one comes about.
+    places = figure.subplots(2, 5, width_ratios=(1, 0.3, 1, 0.55, 1))
     with dist.dry_run(world_size=4, rank=0):
         mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-        for ax, (name, (shape, placements)) in zip(places, arrays.items(), strict=True):
-            cut = [placement.dim for placement in placements.values()]
+        for ax, (name, (shape, placements)) in zip(places[:, ::2].flat, arrays.items(), strict=True):
+            cut = [getattr(placement, "dim", None) for placement in placements.values()]
             block = [extent // (1 + (dim in cut)) for dim, extent in enumerate(shape)]
             DTensor.from_local(np.zeros(block), mesh, placements, shape=shape).show("plot", ax=ax)
             ax.get_legend().remove()  # the same below each
-            axes = " and ".join(f"{'rows' if p.dim == 0 else 'columns'} along {axis}" for axis, p in placements.items())
-            ax.set_title(f"{name}\n{axes}", fontsize="small")
-    figure.legend(handles=[framed("rank 0 holds")], loc="outside lower center", frameon=False, fontsize="small")
+            axes = " and\n".join(f"{_placed(placement)} along {axis}" for axis, placement in placements.items())
+            ax.set_title(name, fontsize="medium", fontweight="bold", pad=10 + 11 * len(placements))
+            middle = ax.title.get_position()[0]
+            ax.text(middle, 1.02, axes, transform=ax.transAxes, ha="center", va="bottom", fontsize="small")
+            if name in ("w1", "w2"):
+                told = "gradient: all_reduce along dp\n(average of 0 and 2, of 1 and 3)"
+                ax.text(middle, -0.02, told, transform=ax.transAxes, ha="center", va="top", **SENT)
+    nothing_sent = {"color": PALE, "fontsize": "small"}
+    for ax in places[:, 1::2].flat:
+        ax.set_axis_off()
+    places[0, 1].text(0.5, 0.5, "@", ha="center", va="center", fontsize="x-large")
+    _arrow(places[0, 3], "relu", nothing_sent)
+    _arrow(places[1, 1], "hidden @", nothing_sent)
+    _arrow(places[1, 3], "all_reduce\nalong tp", SENT)
+    legend(figure)
     saved(figure, "training-step")
+
+
+# What is sent, in words.
+SENT = {"color": "#1b5a96", "fontsize": "small", "fontweight": "bold"}
+
+
+def _placed(placement: Shard | Partial) -> str:
+    return "terms of a sum" if isinstance(placement, Partial) else ("rows", "columns")[placement.dim]
+
+
+def _arrow(ax: Any, text: str, how: dict[str, str]) -> None:
+    """Draw an arrow from the array on the left to that on the right, with a text above."""
+    style = {"arrowstyle": "-|>", "color": how["color"], "linewidth": 2.0, "mutation_scale": 14}
+    ax.annotate("", (1.0, 0.5), (0.0, 0.5), arrowprops=style)
+    ax.text(0.5, 0.56, text, ha="center", va="bottom", **how)
 
 
 def halo_exchange() -> None:
@@ -179,24 +209,71 @@ def ring() -> None:
 
 
 def workers() -> None:
-    """Draw when each of three workers computes which task, for tasks of random length."""
+    """Draw when each of three workers computes which task, and when rank 0 hands it out, for tasks of random length."""
     lengths = np.random.default_rng(seed=1).exponential(size=14) + 0.3
     free = [(0.0, rank) for rank in (1, 2, 3)]
-    figure, ax = pyplot.subplots(figsize=(8, 2.2), layout="constrained")
+    figure, ax = pyplot.subplots(figsize=(8, 2.8), layout="constrained")
     for task, length in enumerate(lengths):
         began, rank = heapq.heappop(free)
-        cell(ax, began, 1.2 * (rank - 1), rank, task, float(length))
+        cell(ax, began, 1.2 * rank, rank, task, float(length))
+        style = {"arrowstyle": "-|>", "color": PALE, "shrinkA": 0, "shrinkB": 0, "linewidth": 0.8}
+        ax.annotate("", (began, 1.2 * rank), (began, 0.6), arrowprops=style)
         heapq.heappush(free, (began + float(length), rank))
-    for rank in (1, 2, 3):
-        ax.text(-0.15, 1.2 * (rank - 1) + 0.5, f"rank {rank}", ha="right", va="center", fontsize="small", color=PALE)
-    frame(ax, max(free)[0], 3.4, "tasks of different length: each worker gets the next one as soon as it is free")
+    end = max(free)[0]
+    ax.add_patch(Rectangle((0, 0.2), end, 0.4, facecolor=fill(0, None)))
+    for rank in range(4):
+        of = "rank 0 (master)" if rank == 0 else f"rank {rank}"
+        middle = 0.4 if rank == 0 else 1.2 * rank + 0.5
+        ax.text(-0.15, middle, of, ha="right", va="center", fontsize="small", color=PALE)
+    frame(ax, end, 4.6, "tasks of different length: each worker gets the next one as soon as it is free; arrow: a task")
     ax.set_aspect("auto")
     ax.set_axis_on()
     ax.spines[["left", "right", "top"]].set_visible(False)
     ax.set_yticks([])
     ax.tick_params(labelsize="small", colors=PALE)
-    ax.set_xlabel("time", fontsize="small", color=PALE)
+    ax.set_xlabel("time (s), of made-up tasks", fontsize="small", color=PALE)
     saved(figure, "workers")
+
+
+# By panel: what ranks 0 and 1 do, as (begin, end, text), and the messages, as (sender, sent, received).
+COMPUTE = "compute"
+EXCHANGES = {
+    "send and recv": (
+        [(0, 2.2, COMPUTE), (2.2, 3.2, "send"), (3.2, 6, COMPUTE)],
+        [(0, 1.7, COMPUTE), (1.7, 3.6, "recv"), (3.6, 6, COMPUTE)],
+        [(0, 2.4, 3.4)],
+    ),
+    "isend and irecv": (
+        [(0, 1.7, COMPUTE), (1.7, 2.0, "isend"), (2.0, 5.7, COMPUTE), (5.7, 6, "wait")],
+        [(0, 0.3, "irecv"), (0.3, 5.7, COMPUTE), (5.7, 6, "wait")],
+        [(0, 1.9, 3.2)],
+    ),
+    "sendrecv, or shift": (
+        [(0, 2.2, COMPUTE), (2.2, 3.8, "sendrecv"), (3.8, 6, COMPUTE)],
+        [(0, 1.7, COMPUTE), (1.7, 3.8, "sendrecv"), (3.8, 6, COMPUTE)],
+        [(0, 2.5, 3.5), (1, 2.5, 3.5)],
+    ),
+}
+
+
+def messages() -> None:
+    """Draw what two ranks do against time while messages travel, in three ways."""
+    figure, places = pyplot.subplots(1, 3, figsize=(10, 2.1), layout="constrained")
+    for ax, (title, (*ranks, sent)) in zip(places, EXCHANGES.items(), strict=True):
+        for rank, doing in enumerate(ranks):
+            for begin, end, text in doing:
+                is_long = end - begin > 0.5
+                cell(ax, begin, 2 * rank, None if text == COMPUTE else rank, text if is_long else "", end - begin)
+                if not is_long:
+                    ax.text((begin + end) / 2, 2 * rank - 0.25, text, ha="center", fontsize="small")
+            ax.text(-0.1, 2 * rank + 0.5, f"rank {rank}", ha="right", va="center", fontsize="small", color=PALE)
+        for sender, begin, end in sent:
+            style = {"arrowstyle": "-|>", "color": PALE, "shrinkA": 0, "shrinkB": 0}
+            ax.annotate("", (end, 2.0 - sender), (begin, 1.0 + sender), arrowprops=style)
+        frame(ax, 6, 3)
+        ax.set_title(title, fontsize="small", pad=24)
+        ax.set_aspect("auto")
+    saved(figure, "messages")
 
 
 def example(name: str) -> Any:
@@ -212,7 +289,7 @@ def main() -> None:
     """Draw all."""
     mpl.use("agg")
     mpl.rcParams["svg.hashsalt"] = "meshdist"  # the same file each time
-    for draw in (training_step, halo_exchange, read_shards, average_gradients, ring, workers):
+    for draw in (training_step, halo_exchange, read_shards, average_gradients, messages, ring, workers):
         draw()
 
 

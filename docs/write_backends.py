@@ -115,7 +115,7 @@ def premul_words(dtype: np.dtype) -> str:
 
 
 def dtype_table() -> str:
-    """Return how backend nccl reduces which dtype."""
+    """Return how the nccl backend reduces which dtype."""
     ops = list(dist.ReduceOp)
     lines = [f"| | {' | '.join(op.name for op in ops)} | PREMUL_SUM |", f"| --- |{' --- |' * (len(ops) + 1)}"]
     rows: dict[tuple[str, ...], list[str]] = {}

@@ -1,6 +1,6 @@
 """A script written for torch.distributed, with only its two imports changed.
 
-    meshrun --nproc-per-node 4 examples/classic.py
+    meshrun -n 4 examples/classic.py
 
 With the lines that the comments name it runs under torchrun, on torch's tensors. With `import torch` and meshdist it
 runs as well: the arrays are torch's then, and meshdist works on their memory. The last digits may differ, as each sums

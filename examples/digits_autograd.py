@@ -1,6 +1,6 @@
 """Train the network of digits_placements.py from its loss alone: meshdist.autograd computes the gradients.
 
-    meshrun --nproc-per-node 4 examples/digits_autograd.py --mesh 2x2
+    meshrun -n 4 examples/digits_autograd.py --mesh 2x2
     python examples/digits_autograd.py
 
 The loss is NumPy for the whole arrays. The gradient of a weight is placed as the weight is: the sums along "dp", which

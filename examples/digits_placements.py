@@ -1,6 +1,6 @@
 """Train the network of train_digits.py with placements only: no collective is called.
 
-    meshrun --nproc-per-node 4 examples/digits_placements.py --mesh 2x2
+    meshrun -n 4 examples/digits_placements.py --mesh 2x2
     python examples/digits_placements.py
 
 The images are sharded along "dp", the hidden units along "tp"; the rest is NumPy for the whole arrays, as on one rank.

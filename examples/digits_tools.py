@@ -19,7 +19,7 @@ def array_module(device: str) -> Any:
     try:
         import cupy
     except ImportError as error:
-        sys.exit(f"train_digits.py: --device cuda needs CuPy: `pip install 'meshdist[cuda]'` ({error})")
+        sys.exit(f"train_digits.py: --device cuda needs CuPy: `pip install cupy-cuda12x` ({error})")
     try:
         num_gpus = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:

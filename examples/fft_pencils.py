@@ -1,6 +1,6 @@
 """A three-dimensional Fourier transform of an array that is sharded into pencils over a mesh of two axes.
 
-    meshrun --nproc-per-node 4 examples/fft_pencils.py --cells 64
+    meshrun -n 4 examples/fft_pencils.py --cells 64
 
 Two axes of the mesh shard two dimensions, so that the third is unsharded: each holds a bundle of pencils. After
 the transform of that dimension, an all_to_all over one axis makes the next dimension whole, and one over the other axis

@@ -1,6 +1,6 @@
 """Solve the heat equation on a plate that is split along both axes of a mesh, with halo exchange.
 
-    meshrun --nproc-per-node 4 examples/heat_2d.py --cells 96 --steps 400
+    meshrun -n 4 examples/heat_2d.py --cells 96 --steps 400
 
 Each rank has a part of the plate, framed by one row of cells. Inside the plate the frame (the halo) is a copy of the
 neighbours' edges, exchanged before every step by `mesh.halo_exchange`. At the boundary of the plate, the frame keeps

@@ -1,6 +1,6 @@
 """Solve the heat equation of heat_2d.py with arrays over a mesh: `step` is all there is of a solver.
 
-    meshrun --nproc-per-node 4 examples/heat_2d_arrays.py --cells 96 --steps 400
+    meshrun -n 4 examples/heat_2d_arrays.py --cells 96 --steps 400
 
 The plate with its boundary is one array, sharded along both axes of the mesh in blocks of any sizes. `map_overlap`
 calls `step` on each rank's block, framed by one row of its neighbours' cells; at the boundary of the plate there is no

@@ -1,6 +1,6 @@
 """k-means with the points distributed over the ranks and the centres replicated.
 
-    meshrun --nproc-per-node 4 examples/kmeans.py
+    meshrun -n 4 examples/kmeans.py
 
 The points are the 1,797 handwritten digits of 8 x 8 pixels. Each step assigns this rank's points to their nearest
 centres, sums them by centre, and reduces the sums and counts over all ranks: one all_reduce, whose size depends on the

@@ -1,6 +1,6 @@
 """k-means of kmeans.py with arrays over a mesh: the points are sharded, the centres replicated.
 
-    meshrun --nproc-per-node 4 examples/kmeans_arrays.py
+    meshrun -n 4 examples/kmeans_arrays.py
 
 `k_means` is NumPy for the whole arrays, and runs with them as well: that is how the result is checked. The sums over
 the points are pending until the division by the number of points computes them. The pixels and their sums are

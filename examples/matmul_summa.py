@@ -1,6 +1,6 @@
 """Multiply matrices that are distributed in blocks: SUMMA on a 2-D mesh.
 
-    meshrun --nproc-per-node 4 examples/matmul_summa.py --size 768
+    meshrun -n 4 examples/matmul_summa.py --size 768
 
 On a mesh of P x Q ranks, rank (i, j) holds block (i, j) of A, of B and of the product C. C is a sum over panels, of
 some columns of A times the same rows of B. For each panel, the ranks with its columns of A broadcast them along their

@@ -1,6 +1,6 @@
 """Simulate gravitating bodies with a ring pipeline: blocks of bodies travel while forces are computed.
 
-    meshrun --nproc-per-node 4 examples/nbody_ring.py --bodies 400
+    meshrun -n 4 examples/nbody_ring.py --bodies 400
 
 Every rank has one block of bodies. The force on them depends on all other bodies, but not at the same time. In each of
 world_size steps, a rank sends its current block to the next rank, receives another from the previous rank, and computes

@@ -1,6 +1,6 @@
 """Solve Poisson's equation on a periodic square by Fourier transforms of arrays over a mesh.
 
-    meshrun --nproc-per-node 4 examples/poisson_fft.py --cells 256
+    meshrun -n 4 examples/poisson_fft.py --cells 256
 
 The solution u of -(u_xx + u_yy) = f is, for each pair of wave numbers, the Fourier coefficient of f divided by the
 sum of their squares. `np.fft.fft2` of an array that is sharded along a transformed dimension shards another

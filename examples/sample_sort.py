@@ -1,6 +1,6 @@
 """Sort more numbers than one rank can hold, by parallel sorting with regular sampling.
 
-    meshrun --nproc-per-node 4 examples/sample_sort.py --numbers 200000
+    meshrun -n 4 examples/sample_sort.py --numbers 200000
 
 Every rank sorts its own numbers and takes samples of them at regular distances. From the samples of all ranks, every
 rank selects the same splitters, one fewer than ranks, and splits its numbers at them. One all_to_all sends the numbers

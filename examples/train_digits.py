@@ -1,9 +1,9 @@
 """Train a digit classifier on a 2-D mesh: data parallel along "dp", tensor parallel along "tp".
 
-    meshrun --nproc-per-node 4 examples/train_digits.py --mesh 2x2
+    meshrun -n 4 examples/train_digits.py --mesh 2x2
     python examples/train_digits.py
-    meshrun --launcher mpi --nproc-per-node 4 examples/train_digits.py --backend mpi
-    meshrun --nproc-per-node gpu examples/train_digits.py --backend nccl --device cuda
+    meshrun --launcher mpi -n 4 examples/train_digits.py --backend mpi
+    meshrun -n gpu examples/train_digits.py --backend nccl --device cuda
 
 The first trains on four processes, the second on one, the third over MPI, the last on GPUs. All are the same run:
 weights, batches and, up to rounding, losses do not depend on the mesh, nor on what carries it. The network, and what of

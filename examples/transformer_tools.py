@@ -136,7 +136,7 @@ def plot(path: str, run: dict[str, Any], timeline: PipelineTimeline) -> None:
 
     figure = Figure(figsize=(8, 6), layout="constrained")
     above, below = figure.subplots(2, 1, height_ratios=(3, 2))
-    above.plot(range(1, len(run["losses"]) + 1), run["losses"])
+    above.plot(range(1, len(run["losses"]) + 1), run["losses"], color="#77aadd")  # the blue of the bars below
     above.set_title(f"a transformer learns to write text: mesh {run['mesh']}, {run['dtype']}", fontsize="medium")
     above.set(xlabel="step", ylabel="loss per character")
     above.grid(alpha=0.3)

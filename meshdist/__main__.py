@@ -21,6 +21,9 @@ Each has --help."""
 def main() -> int:
     """Print the commands; return the exit status."""
     wrong = [argument for argument in sys.argv[1:] if argument not in ("-h", "--help")]
+    if wrong and f" meshdist.{wrong[0]} " in _HELP:
+        print(f"python -m meshdist: write python -m meshdist.{' '.join(wrong)}", file=sys.stderr)
+        return 2
     if wrong:
         print(f"python -m meshdist: expected no argument, got {' '.join(wrong)}; the commands are:\n", file=sys.stderr)
     print(_HELP, file=sys.stderr if wrong else sys.stdout)

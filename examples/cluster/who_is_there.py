@@ -1,6 +1,6 @@
 """Show the ranks of a job and their hosts: run this first on a new cluster.
 
-    meshrun --nproc-per-node 4 examples/cluster/who_is_there.py
+    meshrun -n 4 examples/cluster/who_is_there.py
 
 It needs no backend that reaches beyond a host: the ranks meet at the store, and tell each other where they are.
 """

@@ -23,30 +23,32 @@ from meshdist.checkpoint.verification import check_checkpoint, progressing, rows
 from meshdist.checkpoint.writing import Target, make_plan, write
 from meshdist.profiler.tables import text_table
 from meshdist.system.command_lines import until_closed
+from meshdist.system.option_parser import OptionParser
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m meshdist.checkpoint", description="Look at a checkpoint.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, help_text in (
-        ("info", "list its arrays"),
-        ("verify", "read all of it and compare checksums; status 1 if it is damaged"),
-        ("convert", "write it again in another format"),
-    ):
-        command = commands.add_parser(name, help=help_text)
+    parser = OptionParser(prog="python -m meshdist.checkpoint", description="Look at a checkpoint.")
+    commands = parser.add_commands(
+        info="list its arrays",
+        verify="read all of it and compare checksums; status 1 if it is damaged",
+        convert="write it again in another format",
+    )
+    for command in commands:
         command.add_argument(
             "path", type=Path, help="a checkpoint, a folder of them (the newest is taken), or safetensors files"
         )
-    command.add_argument("to", type=Path, help="the new folder")
-    command.add_argument("--format", choices=FORMATS, default="safetensors", help="(default: %(default)s)")
-    command.add_argument(
+    *_, converting = commands
+    converting.add_argument("to", type=Path, help="the new folder")
+    converting.add_argument("--format", choices=FORMATS, default="safetensors", help="(default: %(default)s)")
+    converting.add_argument(
         "--max-file-bytes",
         type=int,
         default=4 << 30,
         metavar="N",
         help="the largest size of a safetensors file (default: 4 GiB)",
     )
-    return parser.parse_args(arguments)
+    options: argparse.Namespace = parser.parse_args(arguments)
+    return options
 
 
 def main(arguments: list[str] | None = None) -> int:

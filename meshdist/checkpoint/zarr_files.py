@@ -31,9 +31,9 @@ def zarr_module() -> Any:
     try:
         import zarr
     except ImportError:
-        raise ValueError("format 'zarr' needs the package zarr: pip install 'meshdist[zarr]'") from None
+        raise ValueError("format 'zarr' needs the package zarr: pip install 'zarr>=3'") from None
     if int(zarr.__version__.partition(".")[0]) < 3:
-        raise ValueError(f"format 'zarr' needs zarr 3 or later, got {zarr.__version__}: pip install 'meshdist[zarr]'")
+        raise ValueError(f"format 'zarr' needs zarr 3 or later, got {zarr.__version__}: pip install 'zarr>=3'")
     return zarr
 
 
@@ -115,6 +115,8 @@ def read(path: Path, stored: StoredArray, index: Index) -> Any:
         is_same = (array.shape, array.dtype) == (stored.shape, np.dtype(in_numpy(stored.dtype).name))
         if not is_same:
             raise CheckpointError(f"{path} is damaged: it is not {stored.dtype} of shape {stored.shape}")
+        if 0 in array.chunks:
+            raise CheckpointError(f"{path} is damaged: its chunks have shape {array.chunks}")
         block = np.asarray(array[tuple(slice(*span) for span in index)])
     except _WRONG as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None

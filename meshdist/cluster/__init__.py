@@ -2,6 +2,15 @@
 
 from meshdist.cluster.launchers import LAUNCHERS, Launcher, find_launcher
 from meshdist.cluster.nodelist import expand_nodelist
-from meshdist.cluster.place import Place, find_place, local_rank_here
+from meshdist.cluster.place import Place, find_place, is_first_rank, local_rank_here
 
-__all__ = ["LAUNCHERS", "Launcher", "Place", "expand_nodelist", "find_launcher", "find_place", "local_rank_here"]
+__all__ = [
+    "LAUNCHERS",
+    "Launcher",
+    "Place",
+    "expand_nodelist",
+    "find_launcher",
+    "find_place",
+    "is_first_rank",
+    "local_rank_here",
+]

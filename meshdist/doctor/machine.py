@@ -16,6 +16,7 @@ from meshdist._version import __version__
 from meshdist.backends.gloo.shm.single_copy import Memory, address_of, may_copy
 from meshdist.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 from meshdist.system.platform import available_cores, local_world_size, why_no_processes
+from meshdist.system.variables import unknown_variables
 
 _MIB = 1 << 20
 _FEWEST_FILES = 1024
@@ -35,8 +36,16 @@ def versions() -> Iterator[Finding]:
     if why_not is not None:
         yield Finding("system", ERROR, why_not, "use meshdist.run here")
     elif sys.platform != "linux":
-        text = f"{sys.platform}: jobs of one host; backend gloo was never run here, and between hosts it needs Linux"
+        text = (
+            f"{sys.platform}: jobs of one host; the gloo backend was never run here, and between hosts it needs Linux"
+        )
         yield Finding("system", WARNING, text, "compare results with meshdist.run, whose ranks are threads")
+
+
+def variables() -> Iterator[Finding]:
+    for name, meant in unknown_variables().items():
+        remedy = "see docs/variables.md" if meant is None else f"did you mean {meant}?"
+        yield Finding("environment", WARNING, f"{name} is unknown, and ignored", remedy)
 
 
 def processors() -> Iterator[Finding]:
@@ -175,4 +184,4 @@ def clock() -> Iterator[Finding]:
         yield Finding("clock", WARNING, text, "boot with clocksource=tsc, where the processor has a steady one")
 
 
-CHECKS = (versions, processors, memory, shared_memory, single_copy, watching, limits, clock)
+CHECKS = (versions, variables, processors, memory, shared_memory, single_copy, watching, limits, clock)

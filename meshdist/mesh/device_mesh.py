@@ -175,7 +175,7 @@ class DeviceMesh(MeshExchanges):
             axis: The axis along which to append them, by name or index.
 
         Raises:
-            UnknownAxisError: No such axis (a KeyError and a ValueError).
+            UnknownAxisError: The mesh has no such axis. The error is both a KeyError and a ValueError.
             ValueError: Incompatible meshes.
 
         Example:
@@ -209,7 +209,7 @@ class DeviceMesh(MeshExchanges):
             A view of `x`.
 
         Raises:
-            UnknownAxisError: No such axis (a KeyError and a ValueError).
+            UnknownAxisError: The mesh has no such axis. The error is both a KeyError and a ValueError.
             ValueError: A dimension that `x` does not have, or the caller is outside the mesh.
 
         Example:
@@ -232,7 +232,7 @@ class DeviceMesh(MeshExchanges):
             dims: The dimension that each axis shards, as for `shard`.
 
         Raises:
-            UnknownAxisError: No such axis (a KeyError and a ValueError).
+            UnknownAxisError: The mesh has no such axis. The error is both a KeyError and a ValueError.
             ValueError: A dimension that the block does not have, or the caller is outside the mesh.
         """
         return unshard(self, block, dims)
@@ -241,11 +241,11 @@ class DeviceMesh(MeshExchanges):
 
     @explaining
     def show(self, form: str | None = None, axis: int | str | None = None, ax: Any = None) -> Any:
-        """Draw this mesh: its ranks by axes, coloured or lettered by host, with the calling rank marked.
+        """Draw this mesh: its ranks by axes, with the calling rank marked.
 
-        A mesh of up to 16 x 16 ranks along the last two axes, with up to 8 such panels along the others, is drawn
-        completely. For a larger mesh, only the part around the calling rank is drawn: 14 x 8 ranks, or a few panels of
-        5 x 8.
+        Colours or letters name the hosts, if there are several. A mesh of up to 16 x 16 ranks along the last two axes,
+        with up to 8 such panels along the others, is drawn completely. For a larger mesh, only the part around the
+        calling rank is drawn: 14 x 8 ranks, or a few panels of 5 x 8.
 
         Args:
             form: "text" prints it; "html" returns a string of HTML; "plot", or "matplotlib", draws and returns the
@@ -255,7 +255,7 @@ class DeviceMesh(MeshExchanges):
             ax: The matplotlib Axes for "plot"; None: new ones.
 
         Raises:
-            UnknownAxisError: No such axis (a KeyError and a ValueError).
+            UnknownAxisError: The mesh has no such axis. The error is both a KeyError and a ValueError.
             ValueError: An unknown form, or this is a slice and the calling rank is outside the mesh.
             ImportError: "plot" without matplotlib.
 

@@ -12,7 +12,7 @@ from meshdist.mesh.mesh_state import MeshState
 from meshdist.system.name_hints import explaining
 
 # Labels of groups of a mesh without axis names.
-_STOPGAP = re.compile(r"axis \d+|mesh")
+_STOPGAP = r"axis \d+|mesh"  # a pattern, compiled at its first use
 
 if TYPE_CHECKING:
     from meshdist.groups.process_group import ProcessGroup
@@ -31,7 +31,7 @@ class MeshGroups(MeshState):
 
         Raises:
             ValueError: `mesh_dim` is None on a mesh of several axes, or the caller is outside the mesh.
-            UnknownAxisError: No such axis (a KeyError and a ValueError).
+            UnknownAxisError: The mesh has no such axis. The error is both a KeyError and a ValueError.
 
         Example:
             >>> import meshdist
@@ -147,7 +147,7 @@ class MeshGroups(MeshState):
             group = self._here().shared_group(members, backend=backend, desc=desc)
         if isinstance(backend, BackendWithOptions):
             _give_options(group, backend)
-        if self._layout.names is not None and _STOPGAP.fullmatch(group.label):
+        if self._layout.names is not None and re.fullmatch(_STOPGAP, group.label):
             group.relabel(desc)  # made first by a mesh without names
         return group
 

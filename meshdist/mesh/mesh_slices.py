@@ -29,7 +29,8 @@ class MeshSlices(MeshGroups):
         Names are those of this mesh's axes, and of flattened axes of its family that lie inside it.
 
         Raises:
-            UnknownAxisError: No such axis (a KeyError and a ValueError); the message lists the axes.
+            UnknownAxisError: The mesh has no such axis; the message lists the axes. The error is both a KeyError and a
+                ValueError.
             ValueError: An axis named twice, none named, axes that overlap, or a mesh without names.
             TypeError: Something other than names.
 
@@ -195,7 +196,7 @@ class MeshSlices(MeshGroups):
                 all axes, into a mesh of one axis.
 
         Raises:
-            UnknownAxisError: No such axis (a KeyError and a ValueError).
+            UnknownAxisError: The mesh has no such axis. The error is both a KeyError and a ValueError.
             ValueError: An axis is given twice, or another axis has the name.
 
         Example:
@@ -242,7 +243,7 @@ class MeshSlices(MeshGroups):
             backend_override: New axis, by name or by index among the new ones, to backend. None: that of `axis`.
 
         Raises:
-            UnknownAxisError: No such axis (a KeyError and a ValueError).
+            UnknownAxisError: The mesh has no such axis. The error is both a KeyError and a ValueError.
             ValueError: The product differs, a size is below 1, or the names do not fit.
             TypeError: Sizes that are not integers, names that are not strings.
 
@@ -275,7 +276,7 @@ class MeshSlices(MeshGroups):
             axes: All axes, by name or index, in their new order. None given: the reverse order.
 
         Raises:
-            UnknownAxisError: No such axis (a KeyError and a ValueError).
+            UnknownAxisError: The mesh has no such axis. The error is both a KeyError and a ValueError.
             ValueError: An axis is repeated or missing.
 
         Example:
@@ -310,7 +311,7 @@ class MeshSlices(MeshGroups):
             parts: The number of equal parts, or the size of each part along the axis.
 
         Raises:
-            UnknownAxisError: No such axis (a KeyError and a ValueError).
+            UnknownAxisError: The mesh has no such axis. The error is both a KeyError and a ValueError.
             ValueError: The parts do not add up to the axis; or this is a slice, and the caller is outside the mesh.
             TypeError: `parts` are not integers.
 

@@ -41,6 +41,7 @@ class MeshState(CollectiveMethods):
     _plane_known: bool
     _slices: dict[str | tuple[str, ...], Self]  # by the index expression
     _axis_groups: dict[int, ProcessGroup]
+    _known_exchanges: dict[tuple[Any, ...], Any]  # by the arguments of `shift` and `halo_exchange`
     _flat_group: ProcessGroup | None
     _others: dict[tuple[object, ...], list[Self]]  # meshes of other families derived from this one
 
@@ -63,6 +64,7 @@ class MeshState(CollectiveMethods):
         self._plane_known = True
         self._slices = {}
         self._axis_groups = {}
+        self._known_exchanges = {}
         self._flat_group = None
         self._others = {}
         if root is self:
@@ -157,7 +159,7 @@ class MeshState(CollectiveMethods):
         """Return the number of ranks along the axis `mesh_dim`; None: of the whole mesh.
 
         Raises:
-            UnknownAxisError: No such axis (a KeyError and a ValueError).
+            UnknownAxisError: The mesh has no such axis. The error is both a KeyError and a ValueError.
 
         Example:
             >>> import meshdist
@@ -200,7 +202,7 @@ class MeshState(CollectiveMethods):
 
         Raises:
             ValueError: `mesh_dim` is None on a mesh of several axes, or the caller is outside the mesh.
-            UnknownAxisError: No such axis (a KeyError and a ValueError).
+            UnknownAxisError: The mesh has no such axis. The error is both a KeyError and a ValueError.
 
         Example:
             >>> import meshdist

@@ -39,8 +39,8 @@ def sequence_positions(length: int, *, axis: GroupLike, zigzag: bool = False) ->
 
     Args:
         length: The length of the whole sequence: a multiple of the number of ranks, with `zigzag` of twice that.
-        axis: As in `ring_attention`.
-        zigzag: As in `ring_attention`.
+        axis: The ranks that share the sequence, as in `ring_attention`.
+        zigzag: Whether each rank has an early and a late chunk, as in `ring_attention`.
 
     Raises:
         ValueError: Another length.
@@ -96,8 +96,8 @@ def ring_attention(
         This rank's block, shape (batch, heads, block, head size of `v`).
 
     Raises:
-        TypeError: Not arrays of one floating dtype, or DTensors.
-        ValueError: Shapes do not fit, or a block of an odd length with `zigzag`.
+        TypeError: An argument is a DTensor, or the arguments are not arrays of one floating dtype.
+        ValueError: The shapes do not fit, or with `zigzag` a block has an odd length.
 
     Example:
         >>> import numpy as np, meshdist

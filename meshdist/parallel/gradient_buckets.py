@@ -52,8 +52,8 @@ def checked_count(of: str, name: str, value: Any, least: int) -> int:
     """Return a number of bytes, steps or columns.
 
     Raises:
-        TypeError: Not an integer.
-        ValueError: Less than `least`.
+        TypeError: `value` is not an integer.
+        ValueError: It is less than `least`.
     """
     try:
         count: int = index(value)
@@ -157,7 +157,7 @@ def gradient_like(view: Any, name: str, gradient: Any) -> Any:
     """Return the gradient of a parameter as an array.
 
     Raises:
-        TypeError: Not an array.
+        TypeError: `gradient` is not an array.
         ValueError: It has another shape, dtype or device than `view`.
     """
     try:

@@ -71,8 +71,8 @@ class LayerCall:
         """Return an argument that is an array of a floating dtype.
 
         Raises:
-            TypeError: No array of such a dtype, or a DTensor.
-            ValueError: As `array`.
+            TypeError: `x` is not an array of such a dtype, or is a DTensor.
+            ValueError: `x` does not have the required number of dimensions.
         """
         x = self.array(name, x, ndim=ndim, least=least)
         dtype = anp.result_type(x)
@@ -119,7 +119,7 @@ class LayerCall:
             divided: Whether the ranks get equal blocks of it.
 
         Raises:
-            TypeError: Not an integer.
+            TypeError: `dim` is not an integer.
             ValueError: There is no such dimension, or it is not divisible.
         """
         shape = np.shape(getval(x))

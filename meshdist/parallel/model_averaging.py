@@ -171,7 +171,7 @@ def average_parameters(tree: Any, group: GroupLike = None) -> Any:
     """Replace the arrays of all ranks by their mean over the group, in place; all ranks call it.
 
     Args:
-        tree: As for `broadcast_parameters`; the arrays are floating or complex.
+        tree: The parameters, as for `broadcast_parameters`; the arrays are floating or complex.
         group: A ProcessGroup or a DeviceMesh; the world if None.
 
     Returns:

@@ -34,7 +34,7 @@ class Schedule:
         rows: The actions of each rank, as tuples of `Action` and None.
 
     Raises:
-        TypeError: One text for all ranks.
+        TypeError: `rows` is one text for all ranks.
         ValueError: A text is not an action.
         ScheduleError: It has no actions, an action twice, or a stage on two ranks.
 
@@ -172,7 +172,7 @@ class Schedule:
         Raises:
             OSError: The file cannot be read.
             ValueError: A cell is not an action; names the rank and the step.
-            ScheduleError: As the class raises.
+            ScheduleError: The schedule has no actions, an action twice, or a stage on two ranks.
         """
         with open(path, newline="", encoding="utf-8") as file:
             return cls(csv.reader(file), Path(path).stem if name is None else name)
@@ -183,7 +183,7 @@ class Schedule:
 
         Raises:
             ValueError: A word is not an action.
-            ScheduleError: As the class raises.
+            ScheduleError: The schedule has no actions, an action twice, or a stage on two ranks.
         """
         lines = [line.partition(":")[2] if line.startswith("rank ") else line for line in text.strip().splitlines()]
         return cls([line.split(",") if "," in line else line.split() for line in lines], name)

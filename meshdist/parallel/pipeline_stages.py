@@ -25,7 +25,7 @@ class PipelineStage:
         backward_weight: `backward_weight(rest) -> grads`, for `W` of a schedule.
 
     Raises:
-        TypeError: One is not callable.
+        TypeError: A function is not callable.
         ValueError: One half of the backward is given and the other is not.
 
     Example:

@@ -92,7 +92,7 @@ class PipelineTimeline:
 
 
 # The same colour for a kind in all drawings: blue, orange, yellow, green.
-_NUMBER = {FORWARD: 0, BACKWARD: 1, BACKWARD_INPUT: 2, BACKWARD_WEIGHT: 5}
+_NUMBER = {FORWARD: 0, BACKWARD: 1, BACKWARD_INPUT: 2, BACKWARD_WEIGHT: 4}
 # Later stages of a rank are drawn paler.
 _PALE = (1.0, 0.6, 0.4, 0.25)
 _PALER = "paler: later stages of a rank"

@@ -181,8 +181,8 @@ def power_sgd(
     A NaN or an infinity makes the averages of its step NaN; errors and matrices are then forgotten.
 
     Raises:
-        TypeError: A number that is not an integer. From the hook, complex gradients.
-        ValueError: `rank` is less than 1, or `start_iteration` negative.
+        TypeError: A number is not an integer. From the hook: a gradient is complex.
+        ValueError: `rank` is less than 1, or `start_iteration` is negative.
 
     Example:
         >>> import meshdist as dist
@@ -212,15 +212,15 @@ def batched_power_sgd(
     It is faster than `power_sgd` and much less accurate.
 
     Args:
-        rank: As for `power_sgd`.
-        start_iteration: As for `power_sgd`.
-        use_error_feedback: As for `power_sgd`.
-        warm_start: As for `power_sgd`.
-        random_seed: As for `power_sgd`.
+        rank: The columns of the two matrices of a bucket, as for `power_sgd`.
+        start_iteration: Until this step, gradients are averaged as they are.
+        use_error_feedback: Add the error of a step to the gradients of the next.
+        warm_start: Start a step from the matrices of the step before, and not from random ones.
+        random_seed: The seed of the random matrices, the same on all ranks.
 
     Raises:
-        TypeError: As for `power_sgd`.
-        ValueError: As for `power_sgd`.
+        TypeError: A number is not an integer. From the hook: a gradient is complex.
+        ValueError: `rank` is less than 1, or `start_iteration` is negative.
     """
     return PowerSGD(rank, start_iteration, 0, use_error_feedback, warm_start, 0, random_seed, by_parameter=False)
 

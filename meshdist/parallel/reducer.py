@@ -60,7 +60,7 @@ class GradientReducer(Joinable):
             several rounds, it is a generator: it yields each Work to wait for, and returns the result. If it has an
             attribute `fault_group`, the ranks exchange faults over that group, in a separate small call. See
             `communication_hooks`.
-        find_unused_parameters: At `wait`, parameters without gradient on this rank take part with zeros.
+        find_unused_parameters: At `wait`, parameters that have no gradient on this rank contribute zeros.
 
     Attributes:
         gradients: By name, the arrays to write gradients into, as by `gradients["w"] += gradient`, or with `out=`.
@@ -68,9 +68,10 @@ class GradientReducer(Joinable):
         buckets: The GradBuckets, in the order in which they are reduced.
 
     Raises:
-        TypeError: Not arrays, or arrays of integers; a number of bytes that is not an integer; a hook that is not
-            callable.
-        ValueError: No parameters, two of one name, a negative number of bytes, or this rank is not in the group.
+        TypeError: A parameter is not a floating or complex array, a number of bytes is not an integer, or the hook is
+            not callable.
+        ValueError: There are no parameters, two have the same name, a number of bytes is negative, or this rank is not
+            in the group.
         DistBackendError: The ranks' parameters differ; raised on all ranks with the first difference.
 
     Example:
@@ -243,7 +244,7 @@ class GradientReducer(Joinable):
 
         Raises:
             TypeError: `gradients` is not a mapping.
-            DistBackendError: As `wait`.
+            DistBackendError: The step is wrong on a rank, as described for `wait`, or a rank failed.
         """
         if not isinstance(gradients, Mapping):
             raise TypeError(f"{self._prefix}: gradients must be a dict by name, got {type(gradients).__name__}")

@@ -53,8 +53,8 @@ class ShardedOptimizer(Joinable):
         gradients: By name, arrays to write the gradients into.
 
     Raises:
-        TypeError: Not arrays, arrays of integers, or `update` is not callable.
-        ValueError: No parameters, two of one name, or this rank is not in the group.
+        TypeError: A parameter is not a floating or complex array, or `update` is not callable.
+        ValueError: There are no parameters, two have the same name, or this rank is not in the group.
         DistBackendError: The ranks' parameters differ; raised on all ranks with the first difference.
 
     Example:

@@ -49,7 +49,8 @@ def column_parallel(
         Shape (..., block). Differentiable by `meshdist.autograd`, as all layers here.
 
     Raises:
-        TypeError: Not arrays of floating dtypes, or DTensors, for which `x @ weight` does the same.
+        TypeError: An argument is not an array of a floating dtype, or is a DTensor, for which `x @ weight` does the
+            same.
         ValueError: Shapes do not fit, or `x` has no such dimension.
 
     Example:
@@ -96,7 +97,7 @@ def row_parallel(
         x: This rank's columns, shape (..., block), as `column_parallel` returns them.
         weight: This rank's rows, shape (block, outputs).
         bias: The same on all ranks, shape (outputs,), added once; or None.
-        axis: As in `column_parallel`.
+        axis: The ranks that share the layer, as in `column_parallel`.
         sequence_parallel: Whether the result is sharded along the sequence.
         sequence_dim: The dimension of the sequence, whose length is a multiple of the number of ranks.
 
@@ -105,8 +106,8 @@ def row_parallel(
         `sequence_dim`.
 
     Raises:
-        TypeError: As `column_parallel`.
-        ValueError: As `column_parallel`; the sequence cannot be split into equal blocks.
+        TypeError: An argument is not an array of a floating dtype, or is a DTensor.
+        ValueError: Shapes do not fit, or the sequence cannot be split into equal blocks.
     """
     call = LayerCall(
         "row_parallel", axis, "write (x @ weight).redistribute() + bias, with weight placed Shard(0), bias Replicate()"
@@ -141,7 +142,7 @@ def layer_norm(x: Any, gain: Any, bias: Any = None, *, eps: float = 1e-5, axis: 
         The shape of `x`.
 
     Raises:
-        TypeError: Not arrays of floating dtypes, or DTensors.
+        TypeError: An argument is not an array of a floating dtype, or is a DTensor.
         ValueError: Shapes do not fit.
 
     Example:

@@ -36,7 +36,7 @@ def vocab_parallel_embedding(
     Args:
         indices: Integers of any shape, the same on all ranks of the axis, with `sequence_parallel` too.
         table: This rank's rows, shape (block, features), as `torch.chunk` splits: equal blocks, or smaller last ones.
-        axis: As in `column_parallel`.
+        axis: The ranks that share the vocabulary, as in `column_parallel`.
         sequence_parallel: Whether the result is sharded along the sequence.
         sequence_dim: The dimension of the sequence, whose length is a multiple of the number of ranks.
         vocab_size: The rows of all blocks. None: they are equal.
@@ -46,7 +46,7 @@ def vocab_parallel_embedding(
         along `sequence_dim`.
 
     Raises:
-        TypeError: No integers, no table of a floating dtype, or DTensors.
+        TypeError: `indices` are not integers, `table` is not an array of a floating dtype, or an argument is a DTensor.
         ValueError: An index is outside of the vocabulary, or blocks are not equal without `vocab_size`: on all ranks.
             `table` is not this rank's block, or the sequence cannot be split.
 
@@ -88,14 +88,15 @@ def vocab_parallel_cross_entropy(logits: Any, targets: Any, *, axis: GroupLike, 
         logits: This rank's block, shape (..., block), as `torch.chunk` splits the vocabulary. Dtypes of less than 4
             bytes are computed with as float32.
         targets: Integers of shape (...), the same on all ranks of the axis.
-        axis: As in `column_parallel`.
+        axis: The ranks that share the vocabulary, as in `column_parallel`.
         vocab_size: The columns of all blocks. None: they are equal.
 
     Returns:
         Shape (...): a loss for each target, the same on all ranks. Its gradient must be the same on all ranks, too.
 
     Raises:
-        TypeError: No logits of a floating dtype, targets that are not integers, or DTensors.
+        TypeError: `logits` is not an array of a floating dtype, `targets` are not integers, or an argument is a
+            DTensor.
         ValueError: A target is outside of the vocabulary, or blocks are not equal without `vocab_size`: on all ranks.
             `logits` is not this rank's block, or `targets` has another shape.
 

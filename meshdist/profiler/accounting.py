@@ -15,6 +15,7 @@ from meshdist.collectives.registry import sent_in_call
 from meshdist.collectives.traffic import Seat, nbytes_of
 from meshdist.groups.world import resolve
 from meshdist.profiler.tables import bytes_text, html_table, plot_bars, text_table
+from meshdist.system.plurals import counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -126,7 +127,8 @@ class Account:
 
     An account counts every call on any group, by flat function or method, sync or async, unless it raises. Calls inside
     a `coalescing_manager` count as the combined call. Collectives of objects count as one call with the bytes of their
-    pickles. Calls on groups that do not contain this rank do not count.
+    pickles. A `sendrecv`, `shift` or `halo_exchange` counts as one call on each group in which it exchanges messages.
+    Calls on groups that do not contain this rank do not count.
 
     A group is counted under the axes of the mesh along which it runs, `tp` or `dp,tp` (`axis 1` without names); other
     groups under their label: `group 'label'`.
@@ -209,6 +211,10 @@ class Account:
         between = [sum(volume.between for volume in found.values()) for found in volumes.values()]
         return plot_bars(list(volumes), inside, between, ax)
 
+    def __repr__(self) -> str:
+        total = self.total()
+        return f"<Account: {counted(total.calls, 'call')} of {bytes_text(total.nbytes)}; print it for the table>"
+
     def __str__(self) -> str:
         return text_table(_rows(self.volumes(), self.total()))
 
@@ -224,12 +230,12 @@ class Account:
         known = self._known.get(group)
         if known is None:
             known = self._known[group] = self._group(group), Seat(group.rank(), self._hosts(group))
-        counted, seat = known
+        kept, seat = known
         size = call_size(call)
         sent = sent_in_call(call, size, seat)
         with self._lock:
-            before = counted.volumes.get(call.name, Volume())
-            counted.volumes[call.name] = before + Volume(1, size, sent.inside, sent.between)
+            before = kept.volumes.get(call.name, Volume())
+            kept.volumes[call.name] = before + Volume(1, size, sent.inside, sent.between)
 
     def _group(self, group: ProcessGroup) -> _Group:
         with self._lock:

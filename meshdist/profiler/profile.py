@@ -109,6 +109,9 @@ class Profile:
         """Print the table of this rank; in colour if the package rich is installed."""
         self.timeline.show()
 
+    def __repr__(self) -> str:
+        return repr(self.timeline).replace("<Timeline", "<Profile", 1)
+
     def __str__(self) -> str:
         return str(self.timeline)
 

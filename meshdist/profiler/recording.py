@@ -18,6 +18,8 @@ from meshdist.arrays.host import as_array
 from meshdist.errors import DistError
 from meshdist.groups.unposted_messages import DeferredWork
 from meshdist.runtime.flight_recorder import place_of, users
+from meshdist.runtime.hooks import parts_of
+from meshdist.runtime.object_messages import ObjectsWork
 from meshdist.runtime.work import ReceiptWork, Work
 
 if TYPE_CHECKING:
@@ -43,11 +45,11 @@ def nvtx_ranges() -> Ranges | None:
 # The peer of an unmatched receive from any rank.
 _ANY = -1
 # The kinds of Work that report completion.
-_SETTLED = (Work, ReceiptWork, DeferredWork)
+_SETTLED = (Work, ReceiptWork, ObjectsWork, DeferredWork)
 _NBYTES = attrgetter("nbytes")
 
 
-class Part(NamedTuple):
+class PartSeen(NamedTuple):
     """A message of a call that consists of several."""
 
     is_send: bool
@@ -69,7 +71,7 @@ class SyncCall(NamedTuple):
     tag: int = 0
     failed: bool = False  # the call raised a DistError
     was_async: bool = False  # the call was async, and complete on return
-    parts: tuple[Part, ...] = ()  # the messages of an exchange
+    parts: tuple[PartSeen, ...] = ()  # the messages of an exchange
 
 
 class AsyncCall:
@@ -95,6 +97,8 @@ class AsyncCall:
             self.failed = True
         elif isinstance(work, ReceiptWork):
             self.source = work.source
+            if isinstance(work, ObjectsWork):  # its size was not known before
+                self.call = (*self.call[:3], work.message.nbytes, *self.call[4:])
 
 
 class GroupRecording:
@@ -135,7 +139,7 @@ class Recording:
         return _recorded_message(self._of(group), name, begin, self._limit)
 
     def around_exchange(self, group: Group, name: str, exchange: Callable[..., Any]) -> Callable[..., Any]:
-        return _recorded_exchange(self._of(group), _PARTS_OF[name], exchange, self._limit)
+        return _recorded_exchange(self._of(group), name, exchange, self._limit)
 
     def _of(self, group: Group) -> GroupRecording:
         found = self.groups.get(group.name)
@@ -201,18 +205,22 @@ def _recorded_message(
     calls, keep, now, array = recording.calls, recording.calls.append, perf_counter_ns, np.ndarray
     exchanging, caller = recording.exchanging, cast("CodeType | None", None)
 
-    def recorded(tensor: Any, peer: int | None, tag: int, of: str = name, *, is_size_exchange: bool = False) -> Any:
+    def recorded(
+        tensor: Any, peer: int | None, tag: int, of: str = name, label: str = "", *, is_size_exchange: bool = False
+    ) -> Any:
         nonlocal caller
         if exchanging and get_ident() in exchanging:
-            return begin(tensor, peer, tag, of)
+            return begin(tensor, peer, tag, of, label)
         shown = f"{of} (sizes)" if is_size_exchange else of
         other = _ANY if peer is None else peer
         begin_ns = now()
         try:
             if of == name:
                 result = begin(tensor, peer, tag)
+            elif is_size_exchange:
+                result = begin(tensor, peer, tag, of, is_size_exchange=True)
             else:
-                result = begin(tensor, peer, tag, of, is_size_exchange=is_size_exchange)
+                result = begin(tensor, peer, tag, of)
         except DistError:
             keep(_failed_call(shown, begin_ns, _size(tensor), other, tag))
             raise
@@ -237,7 +245,7 @@ def _recorded_message(
 
 
 def _recorded_exchange(
-    recording: GroupRecording, parts_of: Callable[..., tuple[str, list[Part]]], exchange: Callable[..., Any], limit: int
+    recording: GroupRecording, name: str, exchange: Callable[..., Any], limit: int
 ) -> Callable[..., Any]:
     """Record a call that consists of messages as one call, under the name of the function that the user called."""
     calls, keep, now, exchanging = recording.calls, recording.calls.append, perf_counter_ns, recording.exchanging
@@ -248,8 +256,8 @@ def _recorded_exchange(
         try:
             result = exchange(*args)
         except DistError:
-            name, parts = parts_of(*args)
-            keep(_failed_call(name, begin_ns, _larger_side(parts))._replace(parts=tuple(parts)))
+            of, parts = _parts_seen(name, args)
+            keep(_failed_call(of, begin_ns, _larger_side(parts))._replace(parts=tuple(parts)))
             raise
         finally:
             exchanging.discard(thread)
@@ -257,37 +265,24 @@ def _recorded_exchange(
         if len(calls) >= limit:
             recording.num_dropped += 1
             return result
-        name, parts = parts_of(*args)
+        of, parts = _parts_seen(name, args)
         found = tuple(part if part.peer != _ANY else part._replace(peer=result) for part in parts)
         place = place_of(users(_getframe(1)))
-        keep(SyncCall(name, begin_ns, end_ns, _larger_side(parts), *place, parts=found))
+        keep(SyncCall(of, begin_ns, end_ns, _larger_side(parts), *place, parts=found))
         return result
 
     return recorded
 
 
-def _larger_side(parts: Sequence[Part]) -> int:
+def _larger_side(parts: Sequence[PartSeen]) -> int:
     return max(sum(part.nbytes for part in parts if part.is_send == is_send) for is_send in (True, False))
 
 
-def _parts_of_sendrecv(
-    send: Any, recv: Any, dst: int, src: int | None, tags: tuple[int, int]
-) -> tuple[str, list[Part]]:
-    source = _ANY if src is None else src
-    return "sendrecv", [Part(True, dst, tags[0], _size(send)), Part(False, source, tags[1], _size(recv))]
-
-
-def _parts_of_exchange(
-    of: str, receives: Sequence[tuple[Any, int]], sends: Sequence[tuple[Any, int]], tag: int, agree: str
-) -> tuple[str, list[Part]]:
-    sent = [Part(True, peer, tag, _size(array)) for array, peer in sends]
-    return of, [*sent, *(Part(False, peer, tag, _size(array)) for array, peer in receives)]
-
-
-_PARTS_OF: dict[str, Callable[..., tuple[str, list[Part]]]] = {
-    "sendrecv": _parts_of_sendrecv,
-    "exchange": _parts_of_exchange,
-}
+def _parts_seen(exchange: str, args: Sequence[Any]) -> tuple[str, list[PartSeen]]:
+    of, parts = parts_of(exchange, args)
+    return of, [
+        PartSeen(part.is_send, _ANY if part.peer is None else part.peer, part.tag, _size(part.array)) for part in parts
+    ]
 
 
 def _users_frame(last: CodeType | None) -> FrameType:

@@ -24,7 +24,7 @@ class Total:
     calls: int = 0  # the number of calls; a collective of four ranks counts four times
     nbytes: int = 0
     held_s: float = 0.0  # the time for which they blocked their callers, in seconds
-    wait_s: float | None = None  # the part of it spent waiting for other ranks; None if unknown
+    wait_s: float | None = None  # the part of it spent waiting for other ranks, set-up excluded; None if unknown
     longest_s: float = 0.0  # of one call
 
 
@@ -35,7 +35,7 @@ def totals(tracks: Sequence[Track]) -> dict[str, dict[str, Total]]:
             of_group = found.setdefault(event.group, {})
             before = of_group.get(event.name, Total())
             wait_s = before.wait_s
-            if event.wait_ns is not None:
+            if event.wait_ns is not None and not event.sets_up:
                 wait_s = (wait_s or 0.0) + event.wait_ns / 1e9
             of_group[event.name] = Total(
                 before.calls + 1,
@@ -63,7 +63,8 @@ def slowest_rank(tracks: Sequence[Track]) -> Slowest | None:
     waits: dict[int, tuple[int, int]] = {}
     for track in tracks:
         for event in track.events:
-            if event.waits_for is not None and event.wait_ns is not None:
+            # Ranks reach the set-up of a group at times that differ by their start, which says nothing of their steps.
+            if event.waits_for is not None and event.wait_ns is not None and not event.sets_up:
                 nanoseconds, calls = waits.get(event.waits_for, (0, 0))
                 waits[event.waits_for] = nanoseconds + event.wait_ns, calls + 1
     if not waits:

@@ -2,6 +2,7 @@
 
 Sync calls fill the upper part of a band. Async calls overlap them: they have an outline, and lanes of their own below.
 A bar has the colour of its call and group, or of its call alone where these are too many, and its name where it fits.
+The usual calls have the same colours in all pictures.
 """
 
 from __future__ import annotations
@@ -14,14 +15,29 @@ from typing import Any
 from meshdist.profiler.call_matching import pairs
 from meshdist.profiler.event import Event, Track
 from meshdist.profiler.summary import duration_text
-from meshdist.system.palette import NUM_COLOURS, fill
+from meshdist.system.palette import NUM_COLOURS, PLAIN, fill
 
-_WAITING: dict[str, Any] = {"facecolor": "#ffffffb0", "edgecolor": "#808080", "hatch": "/////", "linewidth": 0.0}
+# Thin lines over the colour of a bar, which remains. Not over a translucent white: SVG files would have pale lines too.
+_WAITING: dict[str, Any] = {"edgecolor": "#555555", "hatch": "////", "linewidth": 0.0}
+_HATCH_PT = 0.5
 _OUTLINE = "#333333"
-_ARROW: dict[str, Any] = {"color": "#333333", "alpha": 0.35, "linewidth": 0.5}
+_ARROW: dict[str, Any] = {"color": "#555555", "alpha": 0.75, "linewidth": 0.7}
 _OTHERS = "other calls"
 # The last colour is that of the calls beyond this number, the quickest ones.
 _MOST_KINDS = NUM_COLOURS - 1
+
+# The calls that have a colour of their own, in the order of the palette: calls that often occur together differ. In a
+# picture, the first in this order takes the colour.
+_CALLS_BY_COLOUR = (
+    ("all_reduce", "all_reduce_coalesced", "reduce"),
+    ("isend", "send", "send_object_list", "isend_object_list"),
+    ("irecv", "recv", "recv_object_list", "irecv_object_list"),
+    ("broadcast", "broadcast_object_list", "scatter"),
+    ("all_gather_into_tensor", "all_gather", "all_gather_object", "gather"),
+    ("barrier", "monitored_barrier"),
+    ("reduce_scatter_tensor", "reduce_scatter", "sendrecv", "halo_exchange"),
+    ("all_to_all_single", "all_to_all", "shift"),
+)
 
 # Of the height of a rank, 1.
 _BAND = 0.84
@@ -41,7 +57,7 @@ _MOST_SETUP = 0.5
 
 def plot_timeline(tracks: Sequence[Track], ax: Any = None, arrows: int = 40) -> Any:
     try:
-        from matplotlib import pyplot
+        from matplotlib import pyplot, rc_context
     except ImportError as error:
         raise ImportError("Timeline.plot draws with matplotlib; pip install matplotlib") from error
 
@@ -49,7 +65,8 @@ def plot_timeline(tracks: Sequence[Track], ax: Any = None, arrows: int = 40) -> 
     if is_own:
         height_in = 1.5 + min(max(0.62, 0.2 + 2.4 / len(tracks)), 0.9) * len(tracks)
         ax = pyplot.subplots(figsize=(_WIDTH_IN, height_in), layout="constrained")[1]
-    _Plot(tracks, ax).draw(max(arrows, 0), legend_below=is_own)
+    with rc_context({"hatch.linewidth": _HATCH_PT}):
+        _Plot(tracks, ax).draw(max(arrows, 0), legend_below=is_own)
     return ax
 
 
@@ -123,7 +140,8 @@ class _Plot:
                 seconds[kind] = seconds.get(kind, 0) + event.end_ns - event.begin_ns
         longest = sorted(seconds, key=lambda kind: -seconds[kind])[:_MOST_KINDS]
         shown = [kind for kind in seconds if kind in longest]  # as they came
-        return {kind: fill(number, None) for number, kind in enumerate(shown)}
+        chosen = colours_of(shown)
+        return {kind: fill(chosen[kind], None) for kind in shown}
 
     def _colour(self, event: Event) -> str:
         return self._colours.get(self._kind(event), fill(_MOST_KINDS, None))
@@ -158,10 +176,12 @@ class _Plot:
         self._ax.add_patch(Rectangle((bar.begin, bar.top), width, bar.height, zorder=zorder, **colours))
         if event.waits_for is not None and event.wait_ns:
             waited = event.wait_ns / self._unit_ns
-            self._ax.add_patch(Rectangle((bar.begin, bar.top), waited, bar.height, zorder=3, **_WAITING))
+            self._ax.add_patch(
+                Rectangle((bar.begin, bar.top), waited, bar.height, facecolor="none", zorder=3, **_WAITING)
+            )
 
     def _draw_arrows(self, most: int) -> tuple[int, int]:
-        """Draw the messages that took longest, behind the bars; return how many of how many."""
+        """Draw the messages that took longest, over the bars and below their names; return how many of how many."""
         place = {id(message): bar for bar in self._bars for message in bar.event.parts or (bar.event,)}
         between = [
             (place[id(sent)], place[id(received)])
@@ -174,8 +194,9 @@ class _Plot:
             is_down = sent.row < received.row
             begin = (sent.begin, sent.top + (sent.height if is_down else 0))
             end = (received.begin + received.width, received.top + (0 if is_down else received.height))
-            look = {"arrowstyle": "->", "mutation_scale": 5, "shrinkA": 0, "shrinkB": 0, **_ARROW}
-            self._ax.annotate("", end, begin, arrowprops=look, zorder=1)
+            look = {"arrowstyle": "-|>", "mutation_scale": 5, "shrinkA": 0, "shrinkB": 0, **_ARROW}
+            drawn = self._ax.annotate("", end, begin, arrowprops=look, zorder=3.5)
+            drawn.arrow_patch.set_clip_box(self._ax.bbox)  # it may begin before the visible time
         return min(most, len(between)), len(between)
 
     def _draw_legend(self, shown: int, num_messages: int, below: bool) -> None:
@@ -187,9 +208,11 @@ class _Plot:
         if any(self._kind(event) not in self._colours for event in events):
             handles.append(Patch(facecolor=fill(_MOST_KINDS, None), label=_OTHERS))
         if any(event.waits_for is not None for event in events):
-            handles.append(Patch(label="waiting for another rank", **_WAITING))
+            handles.append(Patch(label="waiting for another rank", facecolor=PLAIN, **_WAITING))
         if any(event.is_async for event in events):
-            handles.append(Patch(facecolor="none", edgecolor=_OUTLINE, label="outlined, in the lower part: async"))
+            handles.append(
+                Patch(facecolor="none", edgecolor=_OUTLINE, label="async call (outlined, below the sync calls)")
+            )
         if shown:
             which = "message" if shown == num_messages else f"message (the longest {shown} of {num_messages})"
             handles.append(Line2D([], [], marker=">", markersize=4, markevery=[1], label=which, **_ARROW))
@@ -206,7 +229,7 @@ class _Plot:
             )
 
     def _draw_names(self) -> None:
-        """Write into each bar the longest form of its name that fits."""
+        """Write into the visible part of each bar the longest form of its name that fits."""
         from matplotlib.patheffects import withStroke
 
         ax = self._ax
@@ -215,16 +238,35 @@ class _Plot:
         window, points = ax.get_window_extent(), 72.0 / ax.figure.dpi
         points_x = window.width * points / (self._shown_ns / self._unit_ns)
         points_y = window.height * points / len(self._tracks)
+        first, last = ax.get_xlim()
         for bar in self._bars:
+            begin, end = max(bar.begin, first), min(bar.begin + bar.width, last)
             largest = min(_FONT_PT, bar.height * points_y / _LINE)
             forms = (self._name(bar.event), largest), (bar.event.name, largest), (bar.event.name, _SMALLEST_PT)
             for text, size in forms:
-                if _SMALLEST_PT <= size <= largest and len(text) * _LETTER * size <= bar.width * points_x - 2:
-                    middle = bar.begin + bar.width / 2, bar.top + bar.height / 2
+                if _SMALLEST_PT <= size <= largest and len(text) * _LETTER * size <= (end - begin) * points_x - 2:
+                    middle = (begin + end) / 2, bar.top + bar.height / 2
                     stroke = None if bar.event.waits_for is None else on_hatching
                     where = {"ha": "center", "va": "center_baseline", "clip_on": True, "zorder": 4}
                     ax.text(*middle, text, fontsize=size, color="#111111", path_effects=stroke, **where)
                     break
+
+
+def colours_of(kinds: Sequence[str]) -> dict[str, int]:
+    """Return the number of a colour for each kind of call, which is a name, perhaps with a group: `send (dp)`.
+
+    It does not depend on the order of the kinds.
+    """
+    usual = {name: (place, number) for number, names in enumerate(_CALLS_BY_COLOUR) for place, name in enumerate(names)}
+    chosen: dict[str, int] = {}
+    free = list(range(_MOST_KINDS))
+    known = [(*usual[kind.split(" ")[0]], kind) for kind in kinds if kind.split(" ")[0] in usual]
+    for _, number, kind in sorted(known):
+        if number in free:
+            chosen[kind] = number
+            free.remove(number)
+    others = sorted(kind for kind in kinds if kind not in chosen)
+    return {**chosen, **dict(zip(others, free, strict=False))}
 
 
 def _lanes(events: Sequence[Event]) -> list[int]:

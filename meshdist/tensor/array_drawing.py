@@ -337,7 +337,7 @@ def as_plot(picture: Picture, ax: Any = None) -> Any:
         from matplotlib import pyplot
     except ImportError as error:
         raise ImportError(
-            "DTensor.show: form='plot' needs matplotlib; pip install 'meshdist[notebook]', or use form='text'"
+            "DTensor.show: form='plot' needs matplotlib; pip install matplotlib, or use form='text'"
         ) from error
 
     rows, columns = picture.rows, picture.columns

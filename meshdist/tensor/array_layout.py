@@ -200,7 +200,7 @@ def _cuts_of(
             continue
         if not -len(shape) <= placement.dim < len(shape):
             raise PlacementError(
-                f"placements: {placement} shards dimension {placement.dim}, and the array, of shape {shape}, has"
+                f"placements: {placement} shards dimension {placement.dim}, but the array, of shape {shape}, has only"
                 f" {counted(len(shape), 'dimension')}"
             )
         dim = placement.dim % len(shape)

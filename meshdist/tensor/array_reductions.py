@@ -174,7 +174,7 @@ def hashable_axis(axis: Any) -> Any:
     """Return `axis=` of a reduction as an integer, a tuple of them, or None.
 
     Raises:
-        TypeError: Not an integer, nor a tuple of integers.
+        TypeError: `axis` is neither an integer nor a tuple of integers.
     """
     if axis is None:
         return None
@@ -189,9 +189,9 @@ def reduced_dims(ndim: int, axis: Any) -> tuple[int, ...]:
     """Return the dimensions that `axis=` of a reduction names, ascending.
 
     Raises:
-        AxisError: No such dimension.
-        TypeError: Not an integer, nor a tuple of integers.
-        ValueError: One twice.
+        AxisError: There is no such dimension.
+        TypeError: `axis` is neither an integer nor a tuple of integers.
+        ValueError: A dimension is given twice.
     """
     return _reduced_dims(ndim, hashable_axis(axis))
 

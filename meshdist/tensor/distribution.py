@@ -112,7 +112,7 @@ def distribute_tensor(
             every rank has the whole array and takes its own block; nothing is sent.
 
     Raises:
-        PlacementError: Placements that do not fit the array.
+        PlacementError: The placements do not fit the array.
         TypeError: A Partial whose reduction is not defined for the dtype, such as "avg" for integers.
         ValueError: The shapes or dtypes on the ranks differ.
 

@@ -110,7 +110,7 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
             shape: The shape of the whole array.
             dtype: Its dtype, to which the blocks are converted.
             mesh: The mesh.
-            placements: As in `distribute_tensor`, without Partial.
+            placements: The placements, as in `distribute_tensor` but without Partial.
             fn: Takes the rank's part of the whole array, a slice for each dimension, and returns the block. It must
                 return the same block on all ranks that hold the same part.
 
@@ -264,10 +264,10 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
         replicated array sends nothing. Over several axes, the steps that send the fewest bytes are chosen.
 
         Args:
-            placements: As in `distribute_tensor`. None: every axis replicates.
+            placements: The placements, as in `distribute_tensor`. None: every axis replicates.
 
         Raises:
-            PlacementError: Placements that do not fit the array, or from one pending reduction to another.
+            PlacementError: The placements do not fit the array, or would change one pending reduction into another.
 
         Example:
             >>> import numpy as np, meshdist

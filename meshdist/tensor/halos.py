@@ -46,8 +46,8 @@ def halo(x: DTensor, width: int | Sequence[int], periodic: bool | Sequence[bool]
         rows `start` to `stop`.
 
     Raises:
-        TypeError: Not a DTensor, or a width that is not an integer.
-        ValueError: A negative width, or not one for each dimension.
+        TypeError: `x` is not a DTensor, or a width is not an integer.
+        ValueError: A width is negative, or there is not one for each dimension.
 
     Example:
         >>> import numpy as np, meshdist
@@ -84,14 +84,15 @@ def map_overlap(
     Args:
         fn: Takes an array, and returns one of the same shape.
         x: The array. A pending reduction is computed first.
-        width: As in `halo`.
-        periodic: As in `halo`.
+        width: The number of ghost rows, as in `halo`.
+        periodic: Whether the array is periodic, as in `halo`.
 
     Returns:
         A DTensor of the shape and placements of `x`.
 
     Raises:
-        ValueError: The result has another shape than the argument, or as `halo`.
+        ValueError: The result has another shape than the argument, a width is negative, or there is not one for each
+            dimension.
 
     Example:
         >>> import numpy as np, meshdist

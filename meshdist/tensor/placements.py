@@ -116,7 +116,7 @@ def placements_in_order(
     Raises:
         TypeError: What stands for an axis is no placement.
         PlacementError: A sequence of another length than the mesh has axes, or an axis twice.
-        UnknownAxisError: No such axis (a KeyError and a ValueError).
+        UnknownAxisError: The mesh has no such axis. The error is both a KeyError and a ValueError.
     """
     if placements is None:
         return (REPLICATE,) * len(mesh_shape)

@@ -26,8 +26,8 @@ def random(seed: int) -> Generator:
         seed: An integer, not negative; the same on every rank.
 
     Raises:
-        TypeError: Not an integer.
-        ValueError: A negative one.
+        TypeError: `seed` is not an integer.
+        ValueError: `seed` is negative.
 
     Example:
         >>> import meshdist

@@ -33,9 +33,9 @@ def summa(a: DTensor, b: DTensor, panel: int | None = None) -> DTensor:
         Shape `(m, n)`: its rows are sharded as those of `a`, its columns as those of `b`.
 
     Raises:
-        TypeError: Not two DTensors.
-        PlacementError: Other placements.
-        ValueError: Shapes that do not fit, or `panel` not positive.
+        TypeError: `a` or `b` is not a DTensor.
+        PlacementError: `a` or `b` has other placements.
+        ValueError: The shapes do not fit, or `panel` is not positive.
 
     Example:
         >>> import numpy as np, meshdist

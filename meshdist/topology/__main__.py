@@ -11,14 +11,17 @@ import os
 import sys
 
 import meshdist
+from meshdist.cluster.place import is_first_rank
 from meshdist.runtime.rank_text import ranks_text
 from meshdist.system.command_lines import until_closed
+from meshdist.system.option_parser import OptionParser
 from meshdist.topology import Topology, calibrate
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="python -m meshdist.topology",
+        prints=is_first_rank(),
         description="Show the topology of the ranks that meshrun started (of this host alone without it), or measure"
         " their collectives and write a cost model.",
     )
@@ -28,7 +31,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--topology", metavar="PATH", default="auto", help="a TOML file that describes the machine (default: find it)"
     )
     parser.add_argument("--gpus", action="store_true", default=None, help="ask CuPy for the GPUs")
-    return parser.parse_args(arguments)
+    options: argparse.Namespace = parser.parse_args(arguments)
+    return options
 
 
 def main(arguments: list[str] | None = None) -> int:

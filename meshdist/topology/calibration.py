@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from meshdist.groups.world import current_world
+from meshdist.system.name_hints import explaining
 from meshdist.topology.cost_model import CostModel
 from meshdist.topology.curve import Curve, monotone
 from meshdist.topology.estimate import fitted
@@ -36,6 +37,7 @@ class Cell(NamedTuple):
     nbytes: int
 
 
+@explaining
 def calibrate(seconds: float = 10.0, topology: Any = "auto", *, max_bytes: int = MOST_BYTES) -> CostModel:
     """Measure this world's collectives for some seconds and return a cost model that predicts them. All ranks call.
 
@@ -44,8 +46,8 @@ def calibrate(seconds: float = 10.0, topology: Any = "auto", *, max_bytes: int =
     on one rank of each host, and on all ranks. Sizes and groups alternate for as many rounds as time allows, at least
     one. The time of a call is that of the slowest rank, at the first quartile of the rounds, which excludes most delays
     by other processes; if rounds differ much, the model's `note` says so. A curve never falls: if a larger size was
-    faster, both get their geometric mean. Links are fitted to the curves: the memory between ranks of a host to groups
-    on one host, the network to groups of one rank per host.
+    faster, both are assigned the geometric mean. Links are fitted to the curves: the memory between ranks of a host to
+    groups on one host, the network to groups of one rank per host.
 
     The curves hold for groups of these sizes that call alone, on hosts with the same ratio of ranks to cores.
 

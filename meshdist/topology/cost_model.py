@@ -59,7 +59,7 @@ class CostModel:
         replace those of the topology.
 
         Args:
-            topology: As for the class.
+            topology: The other machine: a Topology, or what `Topology` accepts.
 
         Example:
             >>> curve = Curve("all_reduce", (2,), (1 << 10, 1 << 20), (1e-5, 1e-3))
@@ -116,7 +116,7 @@ class CostModel:
 
         Raises:
             ValueError: An unknown collective or algorithm, negative bytes, or ranks outside the topology.
-            UnknownAxisError: No such axis (a KeyError and a ValueError).
+            UnknownAxisError: The mesh has no such axis. The error is both a KeyError and a ValueError.
 
         Example:
             >>> cost = CostModel(Topology.uniform(2, 4))
@@ -141,13 +141,13 @@ class CostModel:
         """Return the seconds that each algorithm takes by the links alone, the fastest first.
 
         Args:
-            collective: As in `predict`.
-            nbytes: As in `predict`.
-            group: As in `predict`.
-            axis: As in `predict`.
+            collective: The name of the collective, as in `predict`.
+            nbytes: The size of the call in bytes, as in `predict`.
+            group: The ranks, as in `predict`.
+            axis: The axis of a mesh along which all groups call at once, as in `predict`.
 
         Raises:
-            ValueError: As in `predict`.
+            ValueError: `predict` raises it for these arguments.
 
         Example:
             >>> cost = CostModel(Topology.uniform(1, 8))
@@ -160,7 +160,7 @@ class CostModel:
         """Return what `collective` costs on the groups that are the rows of an array, all at once.
 
         Args:
-            collective: As in `predict`.
+            collective: The name of the collective, as in `predict`.
             rows: Global ranks of the topology, an int64 array of shape (groups, ranks of each).
 
         Raises:

@@ -24,7 +24,8 @@ class Curve:
         seconds: The time at each size.
 
     Raises:
-        ValueError: No sizes, a different number of times, sizes that do not ascend, or numbers that are not positive.
+        ValueError: There are no sizes, the number of times differs, the sizes do not ascend, or a number is not
+            positive.
 
     Example:
         >>> curve = Curve("all_reduce", (2,), (1024, 4096), (1e-5, 2e-5))

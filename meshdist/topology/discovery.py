@@ -55,7 +55,7 @@ def _gpus(wanted: bool | None) -> tuple[int, bool]:
         import cupy
     except ImportError as error:
         raise ImportError(
-            "Topology.find(gpus=True) asks CuPy for the GPUs, and it is not installed: pip install 'meshdist[cuda]'"
+            "Topology.find(gpus=True) asks CuPy for the GPUs, and it is not installed: pip install cupy-cuda12x"
         ) from error
     runtime: Any = cupy.cuda.runtime
     try:

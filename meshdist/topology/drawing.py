@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from meshdist.runtime.rank_text import ranks_text
+from meshdist.system.palette import PLAIN, fill
 from meshdist.topology.graphs import graph_of
 from meshdist.topology.part import Link, Part
 
@@ -15,15 +16,15 @@ SHAPES = {"network": "s", "host": "s", "socket": "o", "switch": "D", "gpu": "o"}
 LINKS = ("#888888", "#5577aa", "#aa7744", "#558855", "#885577")
 MOST_RANKS = 4
 # Inches: the width of a leaf and the height of a level of the tree.
-LEAF, LEVEL = 0.6, 1.3
-FONT = 8
+LEAF, LEVEL = 0.6, 1.15
+FONT = 10
 # Labels are drawn over links.
 BEHIND = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
 
 
 def draw_parts(parts: Sequence[Part], ax: Any) -> Any:
     try:
-        import matplotlib
+        import matplotlib  # noqa: F401
         import networkx as nx
     except ImportError as error:
         raise ImportError(
@@ -39,7 +40,7 @@ def draw_parts(parts: Sequence[Part], ax: Any) -> Any:
         size = (max(6.0, LEAF * (2 + max(across))), 1.6 + LEVEL * (0.6 - min(down)))
         ax = pyplot.subplots(figsize=(min(size[0], 40.0), size[1]), layout="constrained")[1]
     graph = graph_of(shown)
-    colors = _colors(shown, matplotlib.colormaps["tab10"])
+    colors = _colors(shown)
     families = families_of([part for part in shown if part.link is not None])
     for number, (_, members) in enumerate(families.items()):
         edges = [(part.parent, part.name) for part in members]
@@ -56,7 +57,7 @@ def draw_parts(parts: Sequence[Part], ax: Any) -> Any:
         has_children = any(other.parent == part.name for other in shown)
         _write(stands_for.get(part.name) or label(part), places[part.name], has_children, ax)
     _draw_legend(families, ax)
-    ax.set_xlim(min(across) - 1.0, max(across) + 1.0)
+    ax.set_xlim(min(across) - 0.7, max(across) + 0.7)
     ax.set_ylim(min(down) - 0.5, max(down) + 0.3)
     ax.set_axis_off()
     return ax
@@ -89,7 +90,7 @@ def _draw_legend(families: Mapping[tuple[str, Link], Sequence[Part]], ax: Any) -
     ]
     ax.legend(
         handles=handles,
-        title="links upwards",
+        title="links to the part above",
         loc="upper center",
         bbox_to_anchor=(0.5, 0.0),
         ncols=min(3, len(handles)),
@@ -130,16 +131,16 @@ def width_of(part: Part) -> float:
     return min(10.0, max(0.5, 1.0 + 0.8 * math.log2(bandwidth / 1e9)))
 
 
-def _colors(parts: Sequence[Part], palette: Any) -> Mapping[str, Any]:
+def _colors(parts: Sequence[Part]) -> Mapping[str, str]:
     """Return a colour for each part: one per host and the parts inside it."""
-    colors: dict[str, Any] = {}
+    colors: dict[str, str] = {}
     num_hosts = 0
     for part in parts:
         if part.kind == "host":
-            colors[part.name] = palette(num_hosts % palette.N)
+            colors[part.name] = fill(num_hosts, None)
             num_hosts += 1
         else:
-            colors[part.name] = "lightgrey" if part.parent is None or part.kind == "network" else colors[part.parent]
+            colors[part.name] = PLAIN if part.parent is None or part.kind == "network" else colors[part.parent]
     return colors
 
 

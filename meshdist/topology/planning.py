@@ -10,6 +10,7 @@ import numpy as np
 
 from meshdist.errors import UnknownAxisError
 from meshdist.mesh.layout.axes_and_chunks import checked_names
+from meshdist.system.name_hints import explaining
 from meshdist.system.plurals import counted
 from meshdist.topology.algorithms import collective_name
 from meshdist.topology.cost_model import CostModel, axis_rows
@@ -102,6 +103,7 @@ class Plan(Sequence[Candidate]):
         return str(self)
 
 
+@explaining
 def plan(
     volumes: Volumes,
     topology: Topology | CostModel | int | Any,
@@ -109,7 +111,7 @@ def plan(
     sizes: Mapping[str, int | Iterable[int]] | None = None,
     inside: str | int | Sequence[str | int] | None = None,
 ) -> Plan:
-    """Rank the shapes that a mesh over all ranks can have by the time its axes need for a step. Needs no world.
+    """Order the shapes that a mesh over all ranks can have by the predicted time of a step. Needs no world.
 
     It tries every factorization of the number of ranks over the axes, places it as `init_device_mesh` with this
     topology does, and predicts the calls of each axis, with all groups of an axis calling at once. The calls of a step
@@ -128,7 +130,7 @@ def plan(
         The candidates, the fastest first; ties are sorted by shape.
 
     Raises:
-        ValueError: No shape fits, unknown collectives or axes, or negative bytes.
+        ValueError: No shape fits, a collective or an axis is unknown, or a number of bytes is negative.
         TypeError: Volumes that are neither dicts nor functions, or not numbers.
 
     Example:

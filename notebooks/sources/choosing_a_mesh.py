@@ -41,7 +41,7 @@ with dist.dry_run(world_size=16, rank=5, ranks_per_host=8):
     ax = mesh.show("plot")
 
 # %% [markdown]
-# ## What a collective takes
+# ## How long a collective takes
 #
 # For small arrays the latency of each round matters, for large ones the bandwidth of the slowest link: inside a host,
 # an all_reduce takes a quarter of the time that it takes between hosts. An all_reduce over all 64 ranks takes hardly

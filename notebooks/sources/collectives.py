@@ -73,7 +73,7 @@ assert after[0] == [1111, 2222, 3333, 4444]
 # %% [markdown]
 # ## From all to all: all_gather, all_reduce
 #
-# As `gather` and `reduce`, but every rank gets the result.
+# These calls do the same as `gather` and `reduce`, but every rank gets the result.
 
 
 # %%
@@ -98,7 +98,7 @@ after = show("all_reduce(x)", program)
 assert after == [[1111, 2222, 3333, 4444]] * 4
 
 # %% [markdown]
-# ## Each a part: reduce_scatter, all_to_all
+# ## A part for each rank: reduce_scatter, all_to_all
 #
 # `reduce_scatter` adds the arrays as `all_reduce` does, but each rank gets only one part of the sum. An `all_gather` of
 # these parts completes an `all_reduce`; large ones are carried out this way. `all_to_all` is a transposition: rank i

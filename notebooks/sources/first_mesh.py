@@ -3,7 +3,7 @@
 #
 # Four ranks, arranged two by two, average pictures of handwritten digits: the pictures are divided along one axis of
 # the mesh, the columns of each picture along the other. Here the ranks are threads of this notebook, which
-# `meshdist.run` starts. In a script started by `meshrun --nproc-per-node 4` they are processes, and the program is the
+# `meshdist.run` starts. In a script started by `meshrun -n 4` they are processes, and the program is the
 # same.
 #
 # Run this notebook in the folder `notebooks` of a clone of the repository: the pictures are in `examples/data`.

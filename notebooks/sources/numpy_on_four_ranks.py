@@ -50,8 +50,8 @@
 # %% [markdown]
 # ## Pending sums
 #
-# Cut the dimension over which the product sums, and each rank has a part of the sum. It stays pending through linear
-# operations, and one collective computes it when it is needed.
+# If the dimension over which the product sums is sharded, each rank has a part of the sum. It stays pending through
+# linear operations, and one collective computes it when it is needed.
 
 # %%
 # %%mesh

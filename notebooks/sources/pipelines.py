@@ -29,9 +29,9 @@ for ax, schedule in zip(axes, schedules, strict=True):
     schedule.show("plot", ax=ax)
 
 # %% [markdown]
-# A backward takes twice as long as a forward. The white is the *bubble*: ranks have nothing to do. 1F1B has the same
-# bubble as GPipe, and keeps fewer activations. ZB-H1 splits the backward into two halves: the next rank waits for the
-# gradient of the input only, and the gradient of the weights fills gaps.
+# A backward takes twice as long as a forward. The white areas are the *bubble*, the time in which ranks have nothing to
+# do. 1F1B has the same bubble as GPipe, and keeps fewer activations. ZB-H1 splits the backward into two halves: the
+# next rank waits for the gradient of the input only, and the gradient of the weights fills gaps.
 
 # %%
 for schedule in (*schedules, interleaved(4, 8), zbv(4, 8)):
@@ -72,8 +72,8 @@ for name, each in (("even", even), ("a slow last stage", uneven)):
 # %% [markdown]
 # ## A schedule by hand
 #
-# A row for each rank, an action in each cell: stage, kind, micro-batch. This one looks harmless, but rank 1 takes the
-# micro-batches in another order than rank 0 gives them:
+# A schedule has a row for each rank, and an action in each cell: stage, kind, micro-batch. This one looks harmless, but
+# rank 1 takes the micro-batches in another order than rank 0 gives them:
 
 # %%
 try:

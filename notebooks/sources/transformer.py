@@ -40,8 +40,8 @@ for sequence in (tokens[0], following[0]):
 # %% [markdown]
 # ## What a rank holds
 #
-# On a mesh with two ranks along "tp" and two along "pp", a rank has half of the layers, and of these half of the heads
-# and hidden units. Each parameter is drawn with its name as the seed, so each rank computes its block without
+# On a mesh with two ranks along "tp" and two along "pp", a rank has half of the layers, and half of the heads and
+# hidden units of each. Each parameter is drawn with its name as the seed, so each rank computes its block without
 # communication.
 
 # %%
@@ -119,8 +119,8 @@ pyplot.show()
 # %% [markdown]
 # ## The pipeline
 #
-# On 1 x 2 x 2, two stages share the work of four micro-batches. This is the schedule that was run, if all its parts
-# took equally long:
+# On 1 x 2 x 2, two stages share the work of four micro-batches. This is the schedule that was run, drawn as if all its
+# parts took equally long:
 
 # %%
 figure, ax = pyplot.subplots(figsize=(9, 1.8), layout="constrained")
@@ -130,8 +130,8 @@ pyplot.show()
 # %% [markdown]
 # ## What it writes
 #
-# After a few steps more it knows which letters are frequent, and how long words are. The script with its usual sizes
-# and 300 steps, `meshrun -n 4 examples/train_transformer.py --mesh 2x2x1`, writes words.
+# After a few more steps, the model knows which letters are frequent, and how long words are. The script with its usual
+# sizes and 300 steps, `meshrun -n 4 examples/train_transformer.py --mesh 2x2x1`, writes words.
 
 # %%
 run = train("1x1x1", "--steps", "60", "--sample", "60", "--lr", "1e-2")

@@ -55,7 +55,7 @@ tell(program)
 # %% [markdown]
 # ## Calls that disagree
 #
-# Ranks compare their calls while they wait for each other: the name, the dtype, the number of elements, the op, the
+# Ranks compare their calls while they wait for each other: the name, the dtype, the number of elements, the op and the
 # root. With other libraries, calls that differ hang or give garbage; here an error shows both calls and their lines.
 
 

@@ -209,6 +209,8 @@ def test_verify_reads_the_metadata_of_zarr(tmp_path, capsys):
     fill = '"fill_value": 0.0'
     check(w, lambda good: good.replace(fill.encode(), b'"fill_value": 1.0'), f"{w} is damaged: fill_value is 1.0, 0.0")
     check(w, lambda good: good.replace(b"little", b"big"), f"{w} is damaged: codecs is ")
+    no_rows = (b'"chunk_shape": [\n        7', b'"chunk_shape": [\n        0')
+    check(w, lambda good: good.replace(*no_rows), f"{w.parent} is damaged: its chunks have shape (0,)")
     assert main(["verify", str(folder)]) == 0
 
 

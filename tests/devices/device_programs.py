@@ -5,6 +5,7 @@ import itertools
 
 import calls
 import numpy as np
+import pytest
 
 import meshdist as dist
 
@@ -195,6 +196,14 @@ def messages(cupy, group):
     objects = [None, None]
     assert group.recv_object_list(objects, left) == left
     assert objects == [{"from": left}, left]
+    if group.carries("cpu"):
+        work = group.irecv_object_list(left, tag=3)
+        group.isend_object_list([rank], right, tag=3).wait()
+        assert work.result() == [left]
+    else:
+        for call in (lambda: group.isend_object_list([rank], right), lambda: group.irecv_object_list(left)):
+            with pytest.raises(ValueError, match="object_list on group .*need a backend for arrays on the CPU"):
+                call()
     with dist.coalescing_manager(group, async_ops=True) as pending:
         group.isend(give, right)
         group.irecv(room[left], left) if room[left].size == 3 else group.irecv(take, left)

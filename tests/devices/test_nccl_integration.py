@@ -82,7 +82,7 @@ def test_a_dry_run_takes_arrays_on_a_gpu(cupy, backend):
 def test_what_is_not_installed_is_said(monkeypatch):
     if find_spec("cupy") is not None:
         pytest.skip("CuPy is installed")
-    with pytest.raises(dist.DistBackendError, match=r"CuPy is not installed; `pip install 'meshdist\[cuda\]'`"):
+    with pytest.raises(dist.DistBackendError, match=r"CuPy is not installed; `pip install cupy-cuda12x`"):
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
 
 

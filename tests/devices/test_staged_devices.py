@@ -197,7 +197,7 @@ def test_who_has_no_cupy_is_told(monkeypatch):
     array = types.SimpleNamespace  # whose class says that it is on a GPU
     on_gpu = type("OnGpu", (array,), {"__cuda_array_interface__": property(lambda self: {})})()
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(dist.DistBackendError, match=r"all_reduce .*need CuPy: `pip install 'meshdist\[cuda\]'`"):
+    with pytest.raises(dist.DistBackendError, match=r"all_reduce .*need CuPy: `pip install cupy-cuda12x`"):
         dist.run(lambda: dist.all_reduce(on_gpu), 1, timeout=20)
 
 

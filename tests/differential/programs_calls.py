@@ -136,20 +136,24 @@ def objects(on: Side) -> None:
 
     def broadcast(**root: int) -> Any:
         things = _things(on.rank)
-        return on.dist.broadcast_object_list(things, **root), things
+        on.dist.broadcast_object_list(things, **root)  # which returns its list here, and None in torch
+        return things
 
     def gather(**root: int) -> Any:
         out = [None] * on.size if on.rank == last else None
-        return on.dist.gather_object(_things(on.rank), out, **root), out
+        on.dist.gather_object(_things(on.rank), out, **root)
+        return out
 
     def all_gather() -> Any:
         out = [None] * on.size
-        return on.dist.all_gather_object(out, _things(on.rank)), out
+        on.dist.all_gather_object(out, _things(on.rank))
+        return out
 
     def scatter(**root: int) -> Any:
         out = [None, "kept"]
         things = [_things(rank) for rank in range(on.size)] if on.rank == last else None
-        return on.dist.scatter_object_list(out, things, **root), out
+        on.dist.scatter_object_list(out, things, **root)
+        return out
 
     def send() -> Any:
         things = _things(7) if on.rank == 0 else [None] * 5

@@ -49,7 +49,7 @@ def test_torchrun_starts_the_same_program(tmp_path, monkeypatch, variables, stan
         "--log-dir=logs",
         "--redirects=1",
         *(standalone or [f"--master-port={port}"]),
-        *shlex.split(arguments),
+        *shlex.split(arguments.replace("-n ", "--nproc-per-node ")),  # the page has meshrun's short form
     ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=80)
     assert done.returncode == 0, done.stderr

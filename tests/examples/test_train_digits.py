@@ -271,7 +271,7 @@ cuda = SimpleNamespace(runtime=SimpleNamespace(getDeviceCount=getDeviceCount, CU
 @pytest.mark.parametrize(
     ("cupy", "said"),
     [
-        (NO_CUPY, "--device cuda needs CuPy: `pip install 'meshdist[cuda]'` (no CuPy here)"),
+        (NO_CUPY, "--device cuda needs CuPy: `pip install cupy-cuda12x` (no CuPy here)"),
         (NO_DRIVER, "--device cuda needs a GPU and its driver, CuPy finds none here (cudaErrorInsufficientDriver)"),
     ],
 )

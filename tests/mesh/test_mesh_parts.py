@@ -120,7 +120,7 @@ def test_window_around():
 
 
 def test_panels_across():
-    assert (panels_across(8, 5, 9.2), panels_across(1, 5, 9.2), panels_across(8, 3, 3.2)) == (2, 1, 3)
+    assert (panels_across(8, 5, 9.2), panels_across(1, 5, 9.2), panels_across(8, 3, 3.2)) == (2, 1, 4)
 
 
 def test_mark():

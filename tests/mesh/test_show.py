@@ -127,10 +127,19 @@ def test_html_has_every_rank_with_its_host_and_group():
 
 def test_html_colours_hosts_and_names_them_safely():
     html = show(UNSORTED, TwoHosts(4), "html", None, None)
-    assert "&lt;bob&gt; (3)" in html
+    assert "&lt;bob&gt; (3 ranks)" in html
     assert "<bob>" not in html
     colours = {text: style.split(";")[0] for text, _, style in Cells(html).cells}
     assert colours["0"] == colours["2"] == colours["4"] != colours["1"]
+
+
+def test_cells_on_one_host_have_no_colour():
+    one = types.SimpleNamespace(rank=1, host_names=lambda: ("ada",) * 6, hosts=lambda ranks: ["ada"] * len(ranks))
+    html = show(UNSORTED, one, "html", None, None)
+    assert {style.split(";")[0] for _, _, style in Cells(html).cells} == {"background:#e4e4e4"}
+    assert "all ranks on ada" in html
+    coloured = show(UNSORTED, one, "html", "dp", None)
+    assert len({style.split(";")[0] for _, _, style in Cells(coloured).cells}) == 3
 
 
 def test_plot_draws_into_the_given_axes():
@@ -140,7 +149,7 @@ def test_plot_draws_into_the_given_axes():
     assert show(UNSORTED, TwoHosts(4), "plot", None, ax) is ax
     assert {text.get_text() for text in ax.texts} == {*"012345", "dp=0", "dp=1", "tp=0", "tp=1", "tp=2"}
     legend = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert legend == ["ada (3)", "<bob> (3)", "rank 4 at (dp=1, tp=1)"]
+    assert legend == ["ada (3 ranks)", "<bob> (3 ranks)", "rank 4 at (dp=1, tp=1)"]
     assert ax.get_title() == "mesh (dp=2, tp=3)"
     figure.canvas.draw()
     pyplot.close(figure)
@@ -255,8 +264,8 @@ def test_the_host_of_the_calling_rank_is_named(capsys):
     assert "[2077m]" in text
     assert text.endswith("hosts (ranks): a node211 (8), m node259 (8), and 510 more\n")
     html = show_in_a_dry_run(4096, 2077, 8, (64, 64), "html")
-    assert "k node251 (8)" in html
-    assert "m node259 (8)" in html
+    assert "k node251 (8 ranks)" in html
+    assert "m node259 (8 ranks)" in html
     assert "l node" not in html
 
 
@@ -288,7 +297,7 @@ def test_large_html_and_plots(recwarn):
     ax = show_in_a_dry_run(65536, 5000, 64, (256, 256), "matplotlib")
     ax.figure.canvas.draw()
     legend = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert legend[0] == "a node54 (64)"
+    assert legend[0] == "a node54 (64 ranks)"
     assert legend[12:] == ["and 1,012 more", "rank 5000 at (dp=19, tp=136)"]
     assert "5000" in {text.get_text() for text in ax.texts}
     pyplot.close(ax.figure)

@@ -25,6 +25,6 @@ def test_only_the_layers_need_the_package_autograd() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
-        "meshdist.autograd needs the package autograd: pip install 'meshdist[autograd]'",
+        "meshdist.autograd needs the package autograd: pip install autograd",
         "module 'meshdist.parallel' has no attribute 'column'",
     ]

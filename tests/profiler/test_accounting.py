@@ -155,15 +155,18 @@ def call_with_objects():
         mesh.broadcast_object_list([], src=1)
         if rank == 0:
             mesh.send_object_list(["object"], 1)
+            mesh.isend_object_list(["another"], 1).wait()
         if rank == 1:
             received = [None]
             mesh.recv_object_list(received, 0)
             assert received == ["object"]
+            assert mesh.irecv_object_list(0).result() == ["another"]
     return account.as_dict()["x"], objects
 
 
 def test_objects_count_once_with_the_bytes_of_their_pickles(worlds):
     n = len(pickle.dumps("object", pickle.HIGHEST_PROTOCOL))
+    sent = sent_later = 256  # short lists are padded
     both = n + len(pickle.dumps("another", pickle.HIGHEST_PROTOCOL))
     (of_0, objects), (of_1, _), (of_2, _) = worlds.world("threads", 3).run(call_with_objects)
     common = {"all_gather_object": counted(1, 3 * n, 2 * n)}
@@ -173,16 +176,48 @@ def test_objects_count_once_with_the_bytes_of_their_pickles(worlds):
         "gather_object": counted(1, n, n),
         "scatter_object_list": counted(1, n, 0),
         "broadcast_object_list": counted(2, both, both),  # the second of the chain
-        "send_object_list": counted(1, n, n),
+        "send_object_list": counted(1, sent, sent),
+        "isend_object_list": counted(1, sent_later, sent_later),
     }
     assert of_1 == {
         **common,
         "gather_object": counted(1, 3 * n, 0),
         "scatter_object_list": counted(1, 3 * n, 2 * n),
         "broadcast_object_list": counted(2, both, both),
-        "recv_object_list": counted(1, n, 0),
+        "recv_object_list": counted(1, sent, 0),
+        "irecv_object_list": counted(1, sent_later, 0),
     }
     assert of_2["broadcast_object_list"]["calls"] == 2
+
+
+def exchange_in_a_ring():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mesh = dist.init_device_mesh("cpu", (size,), mesh_dim_names=("x",))
+    x, short, block = np.zeros(10, np.uint8), np.zeros(4, np.uint8), np.zeros((3, 5), np.uint8)
+    with mesh.account() as account, dist.profile() as profile:
+        mesh.shift(x)
+        mesh.shift(x, periodic=False)
+        mesh.halo_exchange(block)
+        mesh.sendrecv(x if rank == 0 else short, np.zeros(10 if rank == 1 else 4, np.uint8), (rank + 1) % size)
+        mesh.isend(x, (rank + 1) % size)
+        mesh.irecv(x, (rank - 1) % size).wait()
+    return account.as_dict()["x"], [event.name for event in profile.events]
+
+
+def test_exchanges_count_as_the_call_that_the_user_made_as_in_a_profile(worlds):
+    (first, _), (middle, names), (last, _) = worlds.world("threads", 3).run(exchange_in_a_ring)
+    messages = {"isend": counted(1, 10, 10), "irecv": counted(1, 10, 0)}
+    # At the ends of an axis there is one neighbour: the first rank receives nothing, the last one sends nothing.
+    both = counted(2, 20, 20)
+    assert first == {"shift": both, "halo_exchange": counted(1, 5, 5), "sendrecv": counted(1, 10, 10), **messages}
+    assert middle == {"shift": both, "halo_exchange": counted(1, 10, 10), "sendrecv": counted(1, 10, 4), **messages}
+    assert last == {
+        "shift": counted(2, 20, 10),
+        "halo_exchange": counted(1, 5, 5),
+        "sendrecv": counted(1, 4, 4),
+        **messages,
+    }
+    assert sorted(names) == sorted(["shift", "shift", "halo_exchange", "sendrecv", "isend", "irecv"])
 
 
 def test_objects_of_others_are_no_bytes_in_a_dry_run():
@@ -191,6 +226,12 @@ def test_objects_of_others_are_no_bytes_in_a_dry_run():
     assert objects == [None, None]
     assert found["broadcast_object_list"] == counted(2, 0, 0)
     assert found["send_object_list"]["calls"] == 1
+
+
+def test_an_account_tells_its_sum_where_it_is_not_printed():
+    with dist.dry_run(4) as dry:
+        dist.all_reduce(np.zeros(10, np.uint8))
+    assert repr(dry.account) == "<Account: 1 call of 10 B; print it for the table>"
 
 
 def test_calls_that_raise_do_not_count():

@@ -22,6 +22,7 @@ from meshdist.profiler.call_matching import pairs, with_waits
 from meshdist.profiler.event import Event, Track
 from meshdist.profiler.summary import rows
 from meshdist.profiler.timeline import Timeline, clock_offset_ns
+from meshdist.profiler.timeline_plot import colours_of
 
 pytestmark = pytest.mark.timeout(60)
 MS = 10**6
@@ -315,6 +316,19 @@ def test_much_set_up_has_a_line():
     assert lines[-1].startswith("of that, set-up of groups in their first calls: tp 40 ms; to exclude it")
 
 
+def test_set_up_is_neither_waiting_nor_slowness():
+    def track(rank, *calls):
+        events = [made_up("all_reduce", begin, end, key) for key, (begin, end) in enumerate(calls)]
+        return Track(rank, "here", 0, 100 * MS, [replace(events[0], sets_up=True), *events[1:]])
+
+    # Rank 2 comes 40 ms late to the first call, rank 1 comes 3 ms late to the others.
+    late, others = track(2, (40, 50), (50, 55), (60, 65)), track(0, (0, 50), (50, 55), (60, 65))
+    found = Timeline(with_waits([others, track(1, (0, 50), (53, 55), (63, 65)), late]))
+    slowest = found.slowest()
+    assert (slowest.rank, slowest.wait_s, slowest.calls) == (1, pytest.approx(0.012), 4)
+    assert found.totals()["tp"]["all_reduce"].wait_s == pytest.approx(0.012)
+
+
 def test_the_trace_of_what_overlaps():
     trace = timeline().chrome_trace()
     check_trace(trace, num_messages=2)
@@ -420,11 +434,13 @@ def test_the_picture():
         "recv",
         "isend",
         "waiting for another rank",
-        "outlined, in the lower part: async",
+        "async call (outlined, below the sync calls)",
         "message",
     ]
     assert ax.get_xlabel() == "time (ms)"
-    assert len([arrow for arrow in ax.texts if not arrow.get_text()]) == 2
+    arrows = [text for text in ax.texts if not text.get_text()]
+    assert len(arrows) == 2
+    assert min(arrow.get_zorder() for arrow in arrows) > max(bar.get_zorder() for bar in ax.patches)
     written = [text.get_text() for text in ax.texts if text.get_text()]
     assert written[:2] == ["all_reduce", "recv"]  # of rank 0
     assert len(written) < len(list(timeline()))  # a recv of 1 ms has no room
@@ -459,6 +475,21 @@ def test_the_picture_begins_after_the_set_up_of_groups():
     assert drawn((0, 40, 0, True), (40, 100, 1, False)) == (0, "time (ms)")
 
 
+def test_the_name_of_a_call_is_in_its_visible_part():
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from matplotlib.figure import Figure
+
+    first = [replace(made_up("all_reduce", 0, 80, 0), sets_up=True), made_up("all_reduce", 99, 100, 1)]
+    second = [made_up("all_reduce", 60, 90, 0)]
+    tracks = [Track(rank, "here", 0, 100 * MS, calls) for rank, calls in enumerate((first, second))]
+    ax = Timeline(tracks).plot(Figure(figsize=(10, 2)).subplots())
+    assert ax.get_xlim()[0] == 80
+    (name,) = [text for text in ax.texts if text.get_text()]
+    name_box, visible = name.get_window_extent(), ax.get_window_extent()
+    assert visible.x0 <= name_box.x0
+    assert name_box.x1 <= visible.x0 + visible.width / 2  # the call ends at 90 of 80 to 100
+
+
 def test_the_shortest_calls_can_be_seen():
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     from matplotlib.figure import Figure
@@ -477,6 +508,19 @@ def test_many_kinds_of_calls_share_colours_by_name():
     ax = Timeline([Track(0, "here", 0, 22 * MS, calls)]).plot(Figure().subplots())
     *names, others = [text.get_text() for text in ax.get_legend().get_texts()]
     assert (names, others) == ([f"call{k}" for k in range(2, 10)], "other calls")
+
+
+def test_a_call_has_the_same_colour_in_every_picture():
+    ring = colours_of(["isend", "irecv", "all_reduce"])
+    training = colours_of(["barrier", "all_reduce", "all_gather_into_tensor", "my_call", "irecv"])
+    assert {name: training[name] for name in ("irecv", "all_reduce")} == {
+        name: ring[name] for name in ("irecv", "all_reduce")
+    }
+    assert ring == colours_of(["all_reduce", "irecv", "isend"])
+    axes = colours_of(["all_reduce (tp)", "all_reduce (dp)", "barrier (dp)"])
+    assert axes["all_reduce (dp)"] == ring["all_reduce"]
+    for chosen in (ring, training, axes):
+        assert len({*chosen.values()}) == len(chosen)
 
 
 def exchanges():
@@ -540,3 +584,14 @@ def test_the_repr_of_a_timeline_is_one_line():
     one = repr(Timeline(with_waits([Track(0, "here", 0, 22 * MS, calls)])))
     assert one == "<Timeline: 1 call of 1 rank in 0.022 s, 50% of it in calls; print it for the table>"
     assert repr(timeline()).startswith("<Timeline: 7 calls of 3 ranks in 0.1 s, ")
+
+    def of_a_rank():
+        with dist.profile() as p:
+            dist.barrier()
+        return repr(p), repr(p.timeline)
+
+    for profile, of_its_timeline in dist.run(of_a_rank, 2):
+        assert re.fullmatch(
+            r"<Profile: 1 call of 1 rank in \S+ s, \d+% of it in calls; print it for the table>", profile
+        )
+        assert profile.replace("Profile", "Timeline") == of_its_timeline

@@ -62,7 +62,7 @@ def test_canonical_placements():
 @pytest.mark.parametrize(
     ("placements", "message"),
     [
-        ([Shard(2), Replicate()], r"shards dimension 2, and the array, of shape \(5, 3\), has 2 dimensions"),
+        ([Shard(2), Replicate()], r"shards dimension 2, but the array, of shape \(5, 3\), has only 2 dimensions"),
         ([Shard(0, sizes=(1, 2)), Replicate()], r"has sizes of 1 \+ 2 = 3 rows, for 5 rows of dimension 0"),
         ([Shard(0, sizes=(1, 2, 2)), Replicate()], "must have 2 sizes, one for each rank"),
         ([Partial("max"), Partial("sum")], "cannot be .* at once"),

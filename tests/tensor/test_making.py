@@ -171,7 +171,7 @@ def test_numbers_are_formatted_where_nothing_is_sent() -> None:
 @pytest.mark.parametrize(
     ("placements", "error", "message"),
     [
-        ({"dp": Shard(2)}, PlacementError, r"shards dimension 2, and the array, of shape \(5, 3\), has 2"),
+        ({"dp": Shard(2)}, PlacementError, r"shards dimension 2, but the array, of shape \(5, 3\), has only 2"),
         ({"pp": Shard(0)}, KeyError, "unknown axis 'pp'; the mesh has the axes 'dp', 'tp'"),
         ([Shard(0)], PlacementError, "expected one for each of the axes 'dp', 'tp', got 1"),
         ({"dp": Shard(0, sizes=(1, 3))}, PlacementError, "1 [+] 3 = 4 rows, for 5"),

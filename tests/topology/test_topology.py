@@ -330,7 +330,7 @@ def test_gpus_are_found_through_cupy(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", cupy_with(0))
     assert kinds() == ["host"]
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(ImportError, match=r"pip install 'meshdist\[cuda\]'"):
+    with pytest.raises(ImportError, match=r"pip install cupy-cuda12x"):
         kinds(gpus=True)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from meshdist.errors import DistError
 from meshdist.mesh.layout.layout import Layout
+from meshdist.system.palette import ONE_HOST, fill
 
 if TYPE_CHECKING:
     from meshdist.mesh.mesh_state import MeshHosts
@@ -86,6 +87,11 @@ class Grid:
     def headline(self) -> str:
         """The mesh and its groups, in words."""
         return f"{self.name}: {self.groups_text}" if self.groups_text else self.name
+
+    def fill(self, cell: Cell) -> str:
+        """Return the colour of a cell: that of its group, or of its host if there are several."""
+        is_alike = cell.group is None and self.num_hosts == 1
+        return ONE_HOST if is_alike else fill(cell.host, cell.group)
 
     @property
     def notes(self) -> list[str]:

@@ -38,7 +38,7 @@ def _cell(grid: Grid, cell: Cell) -> str:
     border = f"3px solid {MINE}" if cell.is_mine or cell.is_with_me else "1px solid #fff"
     weight = "bold" if cell.is_mine else "normal"
     style = (
-        f"background:{fill(cell.host, cell.group)};color:#000;border:{border};padding:4px 10px;"
+        f"background:{grid.fill(cell)};color:#000;border:{border};padding:4px 10px;"
         f"text-align:center;font-weight:{weight}"
     )
     about = [f"rank {cell.rank}"]
@@ -51,6 +51,8 @@ def _cell(grid: Grid, cell: Cell) -> str:
 
 
 def _swatches(grid: Grid) -> str:
+    if grid.num_hosts == 1:  # its cells have no colour of their own
+        return f'<span style="margin-right:6px">all ranks on {escape(grid.hosts[0][0])}</span>'
     named, more = legend_of_hosts(grid)
     spans = []
     for number, label in named.items():

@@ -24,15 +24,20 @@ def has_letters(grid: Grid) -> bool:
     return grid.axis is None and len(grid.hosts) > NUM_COLOURS
 
 
-def legend_of_hosts(grid: Grid, most: int = MOST_NAMED) -> tuple[dict[int, str], str]:
+def legend_of_hosts(grid: Grid, most: int = MOST_NAMED, *, in_words: bool = True) -> tuple[dict[int, str], str]:
     """Return the first visible hosts by number, each with its number of ranks, and how many hosts remain.
 
-    The calling rank's host takes the last place if it is not among the first ones.
+    With `in_words`, the number has its noun: `node0 (4 ranks)`. The calling rank's host takes the last place if it is
+    not among the first ones.
     """
     numbers = list(range(min(most, len(grid.hosts))))
     if grid.my_host is not None and grid.my_host not in numbers:
         numbers[-1] = grid.my_host
-    named = {number: "{} ({})".format(*grid.hosts[number]) for number in numbers}
+    named = {}
+    for number in numbers:
+        name, count = grid.hosts[number]
+        noun = (" rank" if count == 1 else " ranks") if in_words else ""
+        named[number] = f"{name} ({count}{noun})"
     left = grid.num_hosts - len(named)
     return named, f"and {left:,} more" if left else ""
 
@@ -77,7 +82,7 @@ def _legend(grid: Grid) -> list[str]:
     if grid.num_hosts == 1:
         lines.append(f"all ranks on {grid.hosts[0][0]}")
     elif grid.hosts:
-        named, more = legend_of_hosts(grid, _NAMED_OF_A_PART if grid.left_out else MOST_NAMED)
+        named, more = legend_of_hosts(grid, _NAMED_OF_A_PART if grid.left_out else MOST_NAMED, in_words=False)
         names = ", ".join(f"{mark(number)} {label}" for number, label in named.items())
         lines.append(f"hosts (ranks): {names}{f', {more}' if more else ''}")
     return lines
