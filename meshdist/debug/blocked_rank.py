@@ -7,10 +7,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 
 from meshdist.runtime.rank_text import ranks_text
+from meshdist.system.plurals import counted
 
 _MOST_NAMED = 8
 # Fields that older versions do not know; left out where they are empty.
-_NEW = ("from_any", "instead", "sends_to")
+_NEW = ("from_any", "instead", "num_others", "posted", "sends_to")
+# The source of a receive that any rank may match.
+ANY = -1
 _OBJECT_RECEIPTS = frozenset({"recv_object_list", "irecv_object_list"})
 _RECEIPTS = ("recv", "irecv", "probe", *sorted(_OBJECT_RECEIPTS))
 _OBJECT_SENDS = frozenset({"send_object_list", "isend_object_list"})
@@ -32,16 +35,18 @@ class BlockedRank:
         number: The number of the wait among those of the rank.
         awaits: The global ranks that all have to do something, or the first of them; with `from_any`, all
             ranks of which one has to.
-        call: The call in which it waits, as messages name it.
+        call: The call in which it waits, as messages name it; in a `wait_any`, the first one.
         confirmed: The numbers of their waits after which this rank has found its own to go on, by rank.
         members: The ranks of the group of the call, in its order.
         phase: The number of its phase.
         has_ended: It is in no call: it has ended the phase.
         num_counts: How often it has published its traffic in this wait; see `runtime.message_counts`.
-        sends_in: The group in which the awaited rank has to read its messages; see `runtime.waiting`.
-        reads_in: The group in which it reads all messages of the awaited ranks.
+        sends_in: The groups in which an awaited rank has to read its messages; see `runtime.waiting`.
+        reads_in: The groups in which it reads all messages of the awaited ranks.
         sends_to: The global ranks to which it has other messages in progress.
-        from_any: It waits for a message of any of `awaits`, and for nothing else.
+        posted: The group and the global source, or ANY, of its other receives in progress.
+        from_any: Any of `awaits` ends its wait, and nothing else does.
+        num_others: The number of the other calls, if it waits for any of several.
         instead: The messages that have come, of which it awaits none; empty if none has.
     """
 
@@ -54,15 +59,18 @@ class BlockedRank:
     phase: int = 0
     has_ended: bool = False
     num_counts: int = 0
-    sends_in: str = ""
-    reads_in: str = ""
+    sends_in: tuple[str, ...] = ()
+    reads_in: tuple[str, ...] = ()
     sends_to: tuple[int, ...] = ()
+    posted: tuple[tuple[str, int], ...] = ()
     from_any: bool = False
+    num_others: int = 0
     instead: str = ""
 
     def may_end(self, other: BlockedRank) -> bool:
         """Return whether the wait of `other` may end by what this rank does while it waits."""
-        reads = bool(other.sends_in) and self.reads_in == other.sends_in and other.rank in self.awaits
+        reads = other.rank in self.awaits and not {*other.sends_in}.isdisjoint(self.reads_in)
+        reads = reads or any(group in other.sends_in and src in (ANY, other.rank) for group, src in self.posted)
         writes = bool(other.reads_in) and other.rank in self.sends_to
         return reads or writes
 
@@ -76,8 +84,10 @@ class BlockedRank:
     @classmethod
     def decode(cls, text: bytes) -> BlockedRank:
         fields = json.loads(text)
-        for name in {"awaits", "members", "sends_to"} & fields.keys():
+        for name in {"awaits", "members", "sends_in", "reads_in", "sends_to"} & fields.keys():
             fields[name] = tuple(fields[name])
+        if "posted" in fields:
+            fields["posted"] = tuple(map(tuple, fields["posted"]))
         return cls(**{**fields, "confirmed": dict(map(tuple, fields["confirmed"]))})
 
 
@@ -181,13 +191,15 @@ def describe(path: list[BlockedRank]) -> str:
 
 def _awaited(blocked: BlockedRank, ranks: set[int]) -> str:
     if blocked.from_any:
-        return "a message from any rank"
+        return f"any of {ranks_text(blocked.awaits)}" if blocked.num_others else "a message from any rank"
     return f"rank {min(ranks.intersection(blocked.confirmed))}"
 
 
 def _describe_waits(blocked: list[BlockedRank], awaited: list[str]) -> str:
     steps = [
-        f"rank {one.rank} waits for {whom} in {one.call}" + (f" ({one.instead})" if one.instead else "")
+        f"rank {one.rank} waits for {whom} in {one.call}"
+        + (f", in a wait_any with {counted(one.num_others, 'other call')}" if one.num_others else "")
+        + (f" ({one.instead})" if one.instead else "")
         for one, whom in zip(blocked, awaited, strict=True)
     ]
     if len(steps) > _MOST_NAMED:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -61,12 +61,14 @@ class _Seen(NamedTuple):
 class BlockedWait:
     """One wait of a blocked rank. Its thread reads and publishes; the waiting thread confirms, and raises.
 
-    `group` is the name of the group of the call, and `has_left` says whether an awaited rank has left it.
+    `groups` are the names of the groups of its calls, and `has_left` says whether an awaited rank has left one of them.
     """
 
-    def __init__(self, blocked: BlockedRank, around: Surroundings, group: str, has_left: Callable[[int], bool]) -> None:
+    def __init__(
+        self, blocked: BlockedRank, around: Surroundings, groups: Collection[str], has_left: Callable[[int], bool]
+    ) -> None:
         self._blocked = blocked
-        self._group = group
+        self._groups = groups
         self._around = around
         self._store = around.store
         self._has_left = has_left
@@ -87,12 +89,13 @@ class BlockedWait:
         with suppress(DistError):  # without another thread, the timeout ends the wait
             start_thread(self._thread)
 
-    def look(self, waitable: Waitable) -> None:
+    def look(self, waitables: Sequence[Waitable]) -> None:
+        """Confirm the waits that have been read, if this one goes on: it waits for any of `waitables`."""
         self.raise_found()
         seen = self._seen
         if seen is self._looked and self._is_new:
             self._is_new = False
-            self._confirm(seen, waitable)
+            self._confirm(seen, waitables)
         self._looked = seen
 
     def raise_found(self) -> None:
@@ -100,18 +103,19 @@ class BlockedWait:
         if self._found:
             raise _deadlock(self._found)
 
-    def _confirm(self, seen: dict[int, _Seen], waitable: Waitable) -> None:
+    def _confirm(self, seen: dict[int, _Seen], waitables: Sequence[Waitable]) -> None:
         traffic = self._around.traffic()  # reads what has arrived; what it ends, `awaits` says afterwards
         if traffic != self._traffic:
             self._traffic = traffic
         quiet = {
             rank: one.number
             for rank, one in seen.items()
-            if self._confirmed.get(rank) == one.number or all_quiet(between(traffic, rank, self._group), one.traffic)
+            if self._confirmed.get(rank) == one.number or all_quiet(between(traffic, rank, self._groups), one.traffic)
         }
         if quiet != self._confirmed:
-            awaits = set(waitable.awaits_any() if self._blocked.from_any else waitable.awaits())
-            self._confirmed = {rank: number for rank, number in quiet.items() if rank in awaits}
+            awaits, from_any = awaited_ranks(waitables)
+            still = {*awaits} if from_any == self._blocked.from_any else set()
+            self._confirmed = {rank: number for rank, number in quiet.items() if rank in still}
             self._wake.set()
 
     def proven(self, budget_s: float) -> DistBackendError | None:
@@ -236,13 +240,27 @@ class BlockedWait:
             counted = json.loads(self._store.get(_traffic_key(other.rank)))
             if counted["number"] != other.number:
                 return None
-            traffic = between(decode(counted["traffic"]), self._blocked.rank, self._group)
+            traffic = between(decode(counted["traffic"]), self._blocked.rank, self._groups)
         return _Seen(other.number, other.num_counts, traffic)
 
     def _mark(self, blocked: BlockedRank, word: bytes) -> bytes:
         """Say what becomes of a wait, unless that has been said; return what was said first."""
         self._requests += 1
         return self._store.compare_set(f"debug/wait/{blocked.rank}/{blocked.number}", "", word)
+
+
+def awaited_ranks(waitables: Sequence[Waitable]) -> tuple[tuple[int, ...], bool]:
+    """Return the global ranks that a wait for any of `waitables` is for, and whether any one of them may end it.
+
+    If not, all of them have to do something. There are none if that is not known.
+    """
+    if len(waitables) == 1 and (awaits := tuple(waitables[0].awaits())):
+        return awaits, False
+    awaits_each = [{*(one.awaits() or one.awaits_any())} for one in waitables]
+    if not all(awaits_each):
+        return (), False
+    ranks = tuple(sorted(set().union(*awaits_each)))
+    return ranks, len(ranks) > 1
 
 
 def _deadlock(text: str) -> DistBackendError:

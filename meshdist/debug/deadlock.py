@@ -15,38 +15,39 @@ received, and x confirms the wait only if nothing was under way between the two 
 learn later.
 
 A recv or a probe from any of several ranks ends by a message of one of them, so it waits for ever only if all of them
-do (`Waitable.awaits_any`). Instead of a circle there is then a closed set of ranks: one that waits for any of several
-has confirmed the waits of all of them, each other rank the wait of one that it awaits, and all these are in the set.
-Again, suppose that the wait of x is the first of the set to end, now by a message of y. x has confirmed the wait of y,
-whoever of the several y is, and that has not ended; so y sends nothing that x does not have, and what x had of y then
-was not enough. x may have confirmed the waits at different times, since each says of its own rank alone what is under
-way. If one of the several computes, has ended, has left the group, has other threads or async calls, or has not been
-confirmed for any other reason, nothing is proven. In a group of two ranks, any source is the other one. Those of the
-several that have ended their phase prove nothing either. The largest closed set is a greatest fixed point: what is left
-of all blocked ranks, as those are removed for which something outside could send. In the words of the theory, a circle
-is a deadlock of the AND model, and a closed set one of the AND-OR model (E. Knapp: Deadlock detection in distributed
-databases, ACM Computing Surveys 19 (1987)).
+do (`Waitable.awaits_any`); a `wait_any` by any of the ranks that its calls await. Instead of a circle there is then a
+closed set of ranks: one that waits for any of several has confirmed the waits of all of them, each other rank the wait
+of one that it awaits, and all these are in the set. Again, suppose that the wait of x is the first of the set to end,
+now by a message of y. x has confirmed the wait of y, whoever of the several y is, and that has not ended; so y sends
+nothing that x does not have, and what x had of y then was not enough. x may have confirmed the waits at different
+times, since each says of its own rank alone what is under way. If one of the several computes, has ended, has left the
+group, has other threads or async calls, or has not been confirmed for any other reason, nothing is proven. In a group
+of two ranks, any source is the other one. Those of the several that have ended their phase prove nothing either. The
+largest closed set is a greatest fixed point: what is left of all blocked ranks, as those are removed for which
+something outside could send. In the words of the theory, a circle is a deadlock of the AND model, and a closed set one
+of the AND-OR model (E. Knapp: Deadlock detection in distributed databases, ACM Computing Surveys 19 (1987)).
 
 What a rank does while it waits: over shared memory, a recv or a probe reads all that its source sends in the group, or
-all its sources, whatever the tag, which ends sends of these ranks (`Waitable.reads_in`). Nothing else reads there but
-an `irecv`, and a rank with one is not blocked unless it waits for that alone, as in a recv; a collective, a send, a
-recv from another rank or in another group, and a rank that has ended its phase leave the messages of x where they are.
-So the send of x to y, if it waits until y reads, waits for y unless y waits for a message of x in the same group. A
-rank that waits in a send writes that message, and others as told below; it ends only waits of the receiver for this
-rank, and of such a receiver the send does not wait. On threads, a message is taken as it is sent or as its recv is
-posted, never in a wait.
+all its sources, whatever the tag, which ends sends of these ranks (`Waitable.reads_in`), and so does an `irecv`.
+Nothing else reads there: a collective, a send, a recv from another rank or in another group, and a rank that has ended
+its phase leave the messages of x where they are. So the send of x to y, if it waits until y reads, waits for y unless y
+waits for a message of x in the same group, or has posted a receive for one. A rank that waits in a send writes that
+message, and others as told below; it ends only waits of the receiver for this rank, and of such a receiver the send
+does not wait. On threads, a message is taken as it is sent or as its recv is posted, never in a wait.
 
-A rank that waits for an `irecv` or an `isend` is blocked as well, if that is its only call in progress, and the thread
-that waits has set no limit: until the call is done, the thread does nothing else. The progress thread then looks in
-place of the waiting one. That may leave its wait early by an exception of a signal handler, such as KeyboardInterrupt,
-while the call goes on: before the thread does anything else, it marks the wait as ended, as does one that fails
-(below), and its next wait for the same call has another number.
+A rank that waits for an async call is blocked as well, if the thread that waits has set no limit: until the call is
+done, the thread does nothing else. The progress thread then looks in place of the waiting one. That may leave its wait
+early by an exception of a signal handler, such as KeyboardInterrupt, while the call goes on: before the thread does
+anything else, it marks the wait as ended, as does one that fails (below), and its next wait for the same call has
+another number. Who waits for any of several calls, in `wait_any`, waits for ever only if that is true of each of them:
+its wait ends by any of the ranks that one of the calls awaits, as a recv from any of several does.
 
-Besides the `isend` that it waits for, other sends may be in progress, unless they have callbacks. They are written
-meanwhile, so over shared memory they may end a wait of a rank that reads what this one sends: no such rank confirms the
-wait of this one while it sends to it (`BlockedRank.sends_to`). The waits of other ranks, in sends or collectives, do
-not end by that. As nothing is added to these sends before the wait ends, all of them are known when it begins. Other
-async calls are left out.
+Besides the calls that it waits for, a rank may have other messages in progress, unless they have callbacks. Sends are
+written meanwhile, so over shared memory they may end a wait of a rank that reads what this one sends: no such rank
+confirms the wait of this one while it sends to it (`BlockedRank.sends_to`). Receives read meanwhile, which may end
+sends of their sources (`BlockedRank.posted`). No other waits end by that, and over a network both sides count it. As no
+message is added before the wait ends, all of them are known when it begins. A rank that has other collectives in
+progress is not blocked: they go on, and may be what another rank waits for.
 
 A wait may also end by its timeout or by the failure of a rank outside of the circle. So a circle, or a closed set, must
 be claimed: the rank that finds it marks every wait of it in the store, in one step each, and a rank whose wait fails
@@ -69,21 +70,21 @@ or its traffic has changed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import count
 from pathlib import PurePath
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from meshdist.debug.blocked_rank import BlockedRank
-from meshdist.debug.blocked_wait import BlockedWait, Surroundings, publish_ended
+from meshdist.debug.blocked_rank import ANY, BlockedRank
+from meshdist.debug.blocked_wait import BlockedWait, Surroundings, awaited_ranks, publish_ended
 from meshdist.debug.stacks import own_threads
 from meshdist.runtime.flight_recorder import COMPLETED, SEQUENCE, Record, facts_in, site_in
 from meshdist.runtime.work import in_progress_thread
 
 if TYPE_CHECKING:
     from meshdist.groups.world import World
-    from meshdist.runtime.progress import Awaited, Job
+    from meshdist.runtime.progress import Awaited
     from meshdist.runtime.waiting import Waitable
 
 # How long a thread that goes on without its async call waits for the store.
@@ -108,7 +109,7 @@ class DeadlockDetector:
         self._next_s = 0.0
         self._phase = 0
         self._wait: BlockedWait | None = None  # the last one
-        self._awaited: Awaited | None = None  # what makes it one, if it is of an async call
+        self._awaited: Awaited | None = None  # what makes it one, if it is of async calls
 
     def begin_phase(self, number: int) -> None:
         """Note that this rank begins a phase, which no rank does before all have ended the last."""
@@ -120,7 +121,7 @@ class DeadlockDetector:
         Raises:
             DistError: The store is gone.
         """
-        if not self._may_do_more():
+        if not (self._world.progress.pending or self._may_do_more()):
             ended = BlockedRank(self._world.rank, next(self._numbers), (), what, phase=self._phase, has_ended=True)
             publish_ended(ended, self._surroundings())
 
@@ -134,45 +135,47 @@ class DeadlockDetector:
         """
         is_async = in_progress_thread()
         awaited = self._world.progress.awaited if is_async else None
+        if wait is not None and awaited is not self._awaited:  # the thread has gone on, and perhaps come back
+            wait.raise_found()
+            wait.end()
+            return None
+        heads = [] if awaited is None else awaited.heads()
+        waitables = [head.waiting_for for head in heads if head.waiting_for is not None] if is_async else [waitable]
         if wait is not None:
-            if awaited is not self._awaited:  # the thread has gone on, and perhaps come back
-                wait.raise_found()
-                wait.end()
-                return None
-            wait.look(waitable)
+            wait.look(waitables)
             return wait
-        job = None if awaited is None else awaited.queue.first()
-        if is_async and (job is None or job.waiting_for is not waitable):  # no thread waits for this call
+        if len(waitables) < len(heads) or not any(one is waitable for one in waitables):  # no thread waits for it
             return None
         if monotonic() < self._next_s or (self._wait is not None and not self._wait.is_over):
             return None
         self._next_s = monotonic() + _PAUSE_S
-        awaits, records = tuple(waitable.awaits())[:_MOST_AWAITED], self._calls()
-        record = _awaited_call(awaited, job, records)
-        sources = () if awaits else tuple(waitable.awaits_any())
-        if not (awaits or 0 < len(sources) <= _MOST_SOURCES) or record is None:
+        awaits, from_any = awaited_ranks(waitables)
+        if not 0 < len(awaits) <= (_MOST_SOURCES if from_any else len(awaits)):
             return None
-        if self._may_do_more(awaited, len(records)):
+        records, others = self._calls([head.record for head in heads] if is_async else None)
+        if not records or self._may_do_more(awaited):
             return None
-        group = next((group for group in self._world.groups if group.name == facts_in(record).group), None)
-        if group is None:
+        groups = {group.name: group for group in self._world.groups}
+        names = [facts_in(record).group for record in records]
+        if not groups.keys() >= {*names}:
             return None
-        others = [one for one in records if one is not record]
         blocked = BlockedRank(
             self._world.rank,
             next(self._numbers),
-            awaits or sources,
-            _words(record),
-            members=group.ranks,
+            awaits if from_any else awaits[:_MOST_AWAITED],
+            _words(records[0]),
+            members=groups[names[0]].ranks,
             phase=self._phase,
-            sends_in=waitable.sends_in(),
-            reads_in=waitable.reads_in(),
-            sends_to=tuple(sorted({*waitable.sends_to(), *self._receivers(others)})),
-            from_any=bool(sources),
-            instead=waitable.instead(),
+            sends_in=_unless_empty(one.sends_in() for one in waitables),
+            reads_in=_unless_empty(one.reads_in() for one in waitables),
+            sends_to=tuple(sorted({*self._receivers(others)}.union(*(one.sends_to() for one in waitables)))),
+            posted=self._posted(others),
+            from_any=from_any,
+            num_others=len(records) - 1,
+            instead=next(filter(None, (one.instead() for one in waitables)), ""),
         )
         self._awaited = awaited
-        self._wait = BlockedWait(blocked, self._surroundings(), group.name, group.has_left)
+        self._wait = BlockedWait(blocked, self._surroundings(), {*names}, lambda rank: self._has_left(names, rank))
         return self._wait
 
     def leave(self) -> None:
@@ -193,47 +196,59 @@ class DeadlockDetector:
         world = self._world
         return Surroundings(world.store, world.log, world.size, world.peers.traffic)
 
-    def _calls(self) -> list[Record]:
-        """Return the records of the calls in progress."""
-        return [record for record in self._world.recorder.records() if not record[COMPLETED]]
+    def _calls(self, heads: Sequence[Record] | None) -> tuple[Sequence[Record], list[Record]]:
+        """Return the records of the calls in which this rank waits, and of its other messages in progress.
 
-    def _receivers(self, sends: Collection[Record]) -> set[int]:
+        A thread waits for async calls with the records `heads`; if that is None, in a sync call. There are none if
+        other calls are in progress than messages.
+        """
+        asynchronous = self._world.progress.records
+        records = [record for record in self._world.recorder.records() if not record[COMPLETED]]
+        sync = [record for record in records if not any(record is one for one in asynchronous)]
+        if len(sync) != (heads is None):
+            return (), []
+        awaited = sync if heads is None else heads
+        others = [record for record in asynchronous if not any(record is one for one in awaited)]
+        return (awaited, others) if all(facts_in(record).is_message for record in others) else ((), [])
+
+    def _receivers(self, messages: Collection[Record]) -> set[int]:
         """Return the global ranks to which messages go."""
         members = {group.name: group.ranks for group in self._world.groups}
-        to = [(facts.group, facts.root) for facts in map(facts_in, sends)]
+        to = [(facts.group, facts.root) for facts in map(facts_in, messages) if facts.sent]
         return {members[group][dst] for group, dst in to if group in members and dst is not None}
 
-    def _may_do_more(self, awaited: Awaited | None = None, num_calls: int = 1) -> bool:
+    def _posted(self, messages: Collection[Record]) -> tuple[tuple[str, int], ...]:
+        """Return the group and the global source of the receives among some messages; see `BlockedRank.posted`."""
+        members = {group.name: group.ranks for group in self._world.groups}
+        sources = [(facts.group, facts.root) for facts in map(facts_in, messages) if not facts.sent]
+        known = {(name, ANY if src is None else members[name][src]) for name, src in sources if name in members}
+        return tuple(sorted(known))
+
+    def _has_left(self, names: Collection[str], rank: int) -> bool:
+        """Return whether another rank has left one of some groups."""
+        return any(group.has_left(rank) for group in self._world.groups if group.name in names and rank in group.ranks)
+
+    def _may_do_more(self, awaited: Awaited | None = None) -> bool:
         """Return whether something else of this rank goes on that may make calls, or complete some.
 
-        Besides the async call `awaited`, the thread that waits for it, and those of `num_calls` without callbacks.
+        Besides the thread that waits for `awaited`, these async calls, and others that have no callbacks.
         """
         world, works = self._world, self._world.progress.pending
-        num_works = 0 if awaited is None else num_calls
         threads = self._harmless_threads if awaited is None else {*self._harmless_threads, awaited.thread}
+        mine = () if awaited is None else awaited.works
         return (
-            len(works) != num_works
-            or sum(group.outstanding for group in world.groups) != num_works
-            or any(work.has_callbacks for work in works if awaited is None or work is not awaited.work)
+            len(works) != len(world.progress.records)
+            or len(works) != sum(group.outstanding for group in world.groups)
+            or any(work.has_callbacks for work in works if not any(work is one for one in mine))
             or bool(own_threads(threads, _HARMLESS))
         )
-
-
-def _awaited_call(awaited: Awaited | None, job: Job | None, records: Sequence[Record]) -> Record | None:
-    """Return the record of the call in progress in which this rank waits; None if others might end its wait.
-
-    A thread that waits for an async call, which is that of `job`, may wait for a message, or for one of several sends.
-    """
-    if awaited is None or job is None:
-        return records[0] if len(records) == 1 else None
-    if job.work is not awaited.work or not any(record is job.record for record in records):
-        return None
-    facts = [facts_in(record) for record in records]
-    are_known = all(one.is_message and (len(facts) == 1 or one.sent) for one in facts)
-    return job.record if are_known else None
 
 
 def _words(record: Record) -> str:
     facts = facts_in(record)
     kind = "message" if facts.is_message else "call"
     return f"{facts.text}, {kind} {record[SEQUENCE]} on {facts.label!r}, at {PurePath(site_in(record)[0]).name}"
+
+
+def _unless_empty(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({*names} - {""}))

@@ -10,8 +10,8 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from types import CodeType
 from typing import Any, TypeAlias
@@ -83,6 +83,9 @@ class Unposted(ABC):
 
     def await_done(self, work: Work, error_prefix: str) -> None:
         work.await_done(None, error_prefix)
+
+    def awaiting(self, works: Sequence[Work]) -> AbstractContextManager[None]:
+        raise AssertionError("asked of works that have been posted")
 
 
 class UnpostedWork(Work):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from meshdist import core
 from meshdist.errors import DistTimeoutError
@@ -89,19 +90,19 @@ def wait_any(works: Sequence[Work | None], timeout: Timeout | None = None) -> in
     if queue is not None:
         queue.carry(first)
     if not first.is_completed():
-        for work in present:
-            work.add_callback(first.notice)
-            work.hasten()
-        limit_s = math.inf if timeout is None else seconds(timeout)
-        try:
+        with ExitStack() as stack:
+            if timeout is None and queue is not None:
+                stack.enter_context(queue.awaiting(present))
+            for work in present:
+                work.add_callback(first.notice)
+                stack.callback(work.remove_callback, first.notice)
+                work.hasten()
+            limit_s = math.inf if timeout is None else seconds(timeout)
             if not first.done_within(limit_s, "wait_any"):
                 calls = (
                     f"none of {len(present)} calls has" if len(present) > 1 else f"{present[0]._error_prefix} has not"
                 )
                 raise DistTimeoutError(f"wait_any: {calls} ended after {limit_s:g} s; call wait_any() again")
-        finally:
-            for work in present:
-                work.remove_callback(first.notice)
     place = first.place()
     assert place is not None
     return place

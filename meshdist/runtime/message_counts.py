@@ -12,7 +12,7 @@ direction, neither transport sends anything until one of the ranks goes on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol, TypeAlias
 
 
@@ -58,12 +58,13 @@ def is_quiet(mine: Carried, theirs: Carried) -> bool:
     return mine.received == theirs.sent and (theirs.is_held or mine.sent == theirs.received)
 
 
-def between(traffic: Traffic, rank: int, group: str) -> dict[str, Carried]:
-    """Return the part of `traffic` with one rank, by transport, that may end a wait in a call of a group."""
+def between(traffic: Traffic, rank: int, groups: Iterable[str]) -> dict[str, Carried]:
+    """Return the part of `traffic` with one rank, by transport, that may end a wait in calls of some groups."""
+    names = tuple(map(name_of_group, groups))
     return {
         name: carried[rank]
         for name, carried in traffic.items()
-        if rank in carried and (not name.startswith(_GROUP) or name.startswith(name_of_group(group)))
+        if rank in carried and (not name.startswith(_GROUP) or name.startswith(names))
     }
 
 

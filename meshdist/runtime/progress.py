@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -118,14 +118,27 @@ class Job:
 
 
 class Awaited(NamedTuple):
-    """One wait without a limit for an async call: its thread does nothing else until the call is done, or it leaves.
+    """One wait without a limit for async calls: its thread does nothing else until one of them is done, or it leaves.
 
     It leaves by an exception of a signal handler, such as KeyboardInterrupt.
     """
 
-    work: Work
-    queue: JobQueue
+    works: tuple[Work, ...]
     thread: int
+
+    def heads(self) -> list[Job]:
+        """Return the calls of which one ends before any of `works` does: the first of their queues.
+
+        There are none if one of the works is done, or its calls are not known.
+        """
+        heads: list[Job] = []
+        for work in self.works:
+            head = work.queue.first() if isinstance(work.queue, JobQueue) else None
+            if head is None or work.is_completed():
+                return []
+            if head not in heads:
+                heads.append(head)
+        return heads
 
 
 class JobQueue:
@@ -173,17 +186,23 @@ class JobQueue:
 
     def await_done(self, work: Work, error_prefix: str) -> None:
         """Block until `work` is done or has failed; meanwhile, observers know that this thread does nothing else."""
-        progress = self.progress
-        is_free = progress.awaited is None or progress.awaited.work.is_completed()
-        if not is_free or work.has_callbacks:  # callbacks may make calls
+        with self.awaiting([work]):
             work.await_done(None, error_prefix)
+
+    @contextmanager
+    def awaiting(self, works: Sequence[Work]) -> Iterator[None]:
+        """Let observers know that this thread does nothing else until one of `works` is done or has failed."""
+        progress = self.progress
+        is_free = progress.awaited is None or any(work.is_completed() for work in progress.awaited.works)
+        if not is_free or any(work.has_callbacks for work in works):  # callbacks may make calls
+            yield
             return
         try:
-            progress.awaited = Awaited(work, self, threading.get_ident())
-            work.await_done(None, error_prefix)
+            progress.awaited = Awaited(tuple(works), threading.get_ident())
+            yield
         finally:
             progress.awaited = None
-            if not work.is_completed() and progress.observer is not None:
+            if progress.observer is not None and not any(work.is_completed() for work in works):
                 progress.observer.leave()
 
     @contextmanager
@@ -234,7 +253,7 @@ class Progress:
 
     def __init__(self, bells: Doorbells, name: str) -> None:
         self.observer: WaitObserver | None = None
-        self.awaited: Awaited | None = None  # the call that a thread waits for; one of them if there are several
+        self.awaited: Awaited | None = None  # what a thread waits for; one of the waits if there are several
         self._bells = bells
         self._name = name
         self._lock = threading.Lock()
@@ -335,6 +354,11 @@ class Progress:
     def pending(self) -> list[Work]:
         """The works of the calls that are in progress, or whose callbacks run."""
         return self.works(list(self._active))
+
+    @property
+    def records(self) -> list[Record]:
+        """The records of the calls that are in progress."""
+        return [job.record for queue in self._active for job in list(queue.jobs)]
 
     def close(self) -> None:
         """Stop the thread; the queues must be empty."""

@@ -6,8 +6,8 @@ import logging
 import math
 import threading
 from _thread import allocate_lock
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from time import perf_counter_ns
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -279,6 +279,9 @@ class WorkQueue(Protocol):
 
     def await_done(self, work: Work, error_prefix: str) -> None:
         """Block until `work` is done or has failed."""
+
+    def awaiting(self, works: Sequence[Work]) -> AbstractContextManager[None]:
+        """Let observers know that this thread does nothing else until one of `works` is done or has failed."""
 
     def hasten(self) -> None:
         """Have the progress thread carry out calls now, and not after it has left them to waiting threads."""
