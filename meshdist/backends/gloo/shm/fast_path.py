@@ -43,8 +43,8 @@ from meshdist.runtime.waiting import Waitable
 
 # Up to here a message is copied in one go, else in pieces, as with a request.
 _SHORT_BYTES = FIRST_PIECE
-# The longest message that the core announces in an exchange. For longer ones the copies take nearly all of the time.
-LONGEST_ANNOUNCED = 4 << 20
+# The longest message that the core announces in an exchange; the copy of one is not interrupted.
+LONGEST_ANNOUNCED = 64 << 20
 # How often a receiver polls, and then for how long it polls and yields.
 _SPINS, _SPIN_S = 60, 0.0002
 
