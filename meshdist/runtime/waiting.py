@@ -253,12 +253,13 @@ class WaitObserver(Protocol):
         """Note that the thread that has waited for an async call goes on without it."""
 
 
-_LONGEST_GRACE_S = 30.0
+# Until the first of these times it may still be proven that ranks wait for each other, which says it all.
+_SHORTEST_GRACE_S, _LONGEST_GRACE_S = 3.0, 30.0
 
 
 def grace_s(timeout_s: float) -> float:
     """Return how long a call may wait before it is diagnosed as a hang."""
-    return min(_LONGEST_GRACE_S, max(timeout_s / 10, min(1.0, timeout_s / 2)))
+    return min(_LONGEST_GRACE_S, max(timeout_s / 10, min(_SHORTEST_GRACE_S, timeout_s / 2)))
 
 
 def is_ready(waitable: Waitable) -> bool:

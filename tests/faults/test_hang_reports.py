@@ -74,14 +74,14 @@ def two_orders():
     first, second = (one, other) if dist.get_rank() == 0 else (other, one)
 
     def calls():
-        first.all_reduce(np.ones(4), async_op=True).wait()
+        first.all_reduce(np.ones(4), async_op=True).wait(10 * TIMEOUT_S)
         second.all_reduce(np.ones(4))
 
     return attempt(calls)
 
 
 def test_a_timeout_shows_the_circle_and_the_first_call_that_differs(new_workers):
-    """The waits are those of async calls, whose circles are not proven before the timeout."""
+    """The waits have limits, after which the threads may go on: their cycle is not proven before the timeout."""
     workers = new_workers(2, "gloo-tcp")
     workers.start(two_orders)
     outcomes = [workers.outcome(0), workers.outcome(1)]

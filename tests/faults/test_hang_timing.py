@@ -68,7 +68,7 @@ def test_of_those_that_begin_to_wait_at_once_one_warns(caplog):
         group = dist.new_group(timeout=6.0)
         group.barrier()
         if dist.get_rank() == 1:
-            free.wait(2.5)
+            free.wait(4.5)
         group.barrier()
 
     with caplog.at_level(logging.WARNING, "meshdist"):
