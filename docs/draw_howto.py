@@ -111,6 +111,7 @@ def halo_exchange() -> None:
             top, left = 5.6 * (rank // 2), 5.6 * (rank % 2)
             for (row, column), of in np.ndenumerate(block):
                 cell(ax, left + column, top + row, None if of < 0 else int(of), "" if of < 0 else int(of))
+            ax.add_patch(Rectangle((left, top), 5, 5, fill=False, edgecolor="#999999", linewidth=0.8))
             ax.add_patch(Rectangle((left + 1, top + 1), 3, 3, fill=False, edgecolor="black", linewidth=1.5))
         frame(ax, 10.6, 10.6, title)
     saved(figure, "halo-exchange")

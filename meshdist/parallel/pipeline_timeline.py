@@ -310,26 +310,21 @@ def as_plot(timeline: Drawn, ax: Any = None) -> Any:
 
 def _notes(timeline: Drawn) -> list[str]:
     """Return what the numbers in the bars and their shades mean."""
-    if _has_several_stages(timeline):
-        return ["before the letter: stage", "after it, or alone: micro-batch", _PALER]
-    return ["number: micro-batch"]
+    return ["number: micro-batch", *([_PALER] if _has_several_stages(timeline) else [])]
 
 
 def _write_labels(ax: Any, timeline: Drawn) -> None:
-    """Write into each bar its label, or the micro-batch alone; nothing where not even that fits."""
+    """Write its micro-batch into each bar that is wide enough."""
     from matplotlib.textpath import TextPath
 
     ax.figure.draw_without_rendering()  # the layout decides the width of the bars
     points = ax.get_window_extent().width * 72.0 / ax.figure.dpi / (timeline.makespan or 1.0)
     widths: dict[str, float] = {}
     for rank, row in enumerate(timeline.rows):
-        first = _only_stage(row)
         for span in row:
-            for text in (label(span.action, first), str(span.action.microbatch)):
-                if text not in widths:
-                    widths[text] = TextPath((0, 0), text, size=_LABEL_PT).get_extents().width + _AROUND_LABEL_PT
-                if widths[text] <= points * (span.end - span.begin):
-                    middle = (span.begin + span.end) / 2
-                    how = {"ha": "center", "va": "center", "fontsize": _LABEL_PT, "color": "black", "clip_on": True}
-                    ax.text(middle, rank, text, **how)
-                    break
+            text, middle = str(span.action.microbatch), (span.begin + span.end) / 2
+            if text not in widths:
+                widths[text] = TextPath((0, 0), text, size=_LABEL_PT).get_extents().width + _AROUND_LABEL_PT
+            if widths[text] <= points * (span.end - span.begin):
+                how = {"ha": "center", "va": "center", "fontsize": _LABEL_PT, "color": "black", "clip_on": True}
+                ax.text(middle, rank, text, **how)
