@@ -16,7 +16,7 @@ PyTypeObject *handle_type;
 static Py_ssize_t most_deferred, long_bytes;
 /* The classes of known calls, of receives of arrays and of objects, of sends that are announced, and of those that are
    done; and `Work.wait`. */
-static PyTypeObject *planned_type, *deferred_type, *objects_type, *announced_type, *done_type;
+static PyTypeObject *work_type, *planned_type, *deferred_type, *objects_type, *announced_type, *done_type;
 static PyObject *wait_in_python;
 
 /* How many calls to carry out between two looks for signals. */
@@ -455,6 +455,15 @@ static PyObject *poll_any(PyObject *module, PyObject *works)
         PyErr_SetString(PyExc_TypeError, "poll_any: works must be a list");
         return NULL;
     }
+    bool has_work = false;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(works); i++) {
+        PyObject *work = PyList_GET_ITEM(works, i);
+        if (work != Py_None && (work_type == NULL || !PyObject_TypeCheck(work, work_type)))
+            return PyLong_FromLong(-1);
+        has_work = has_work || work != Py_None;
+    }
+    if (!has_work)
+        return PyLong_FromLong(-1);
     int64_t until = now_ns() + YIELD_NS;
     for (int spins = SPINS; spins > 0 || now_ns() < until; spins--) {
         for (Py_ssize_t i = 0; i < PyList_GET_SIZE(works); i++) {
@@ -556,17 +565,18 @@ static void handle_dealloc(Handle *self)
 
 static PyObject *handles(PyObject *module, PyObject *args)
 {
-    PyTypeObject *planned, *deferred, *objects, *announced, *done;
+    PyTypeObject *work, *planned, *deferred, *objects, *announced, *done;
     PyObject *wait;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!Onn", &PyType_Type, &planned, &PyType_Type, &deferred, &PyType_Type, &objects,
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!Onn", &PyType_Type, &work, &PyType_Type, &planned, &PyType_Type, &deferred, &PyType_Type, &objects,
                           &PyType_Type, &announced, &PyType_Type, &done, &wait, &most_deferred, &long_bytes))
         return NULL;
-    if (!PyType_IsSubtype(planned, handle_type) || !PyType_IsSubtype(deferred, handle_type)
+    if (!PyType_IsSubtype(work, handle_type) || !PyType_IsSubtype(planned, handle_type) || !PyType_IsSubtype(deferred, handle_type)
         || !PyType_IsSubtype(objects, handle_type) || !PyType_IsSubtype(announced, handle_type)
         || !PyType_IsSubtype(done, handle_type)) {
         PyErr_SetString(PyExc_TypeError, "handles: the classes must be derived from Handle");
         return NULL;
     }
+    Py_XSETREF(work_type, (PyTypeObject *)Py_NewRef(work));
     Py_XSETREF(planned_type, (PyTypeObject *)Py_NewRef(planned));
     Py_XSETREF(deferred_type, (PyTypeObject *)Py_NewRef(deferred));
     Py_XSETREF(objects_type, (PyTypeObject *)Py_NewRef(objects));
@@ -578,10 +588,11 @@ static PyObject *handles(PyObject *module, PyObject *args)
 
 PyMethodDef work_functions[] = {
     {"poll_any", poll_any, METH_O, "poll_any(works): wait for a moment for one of several works, None is passed over; return "
-                                   "its index, or -1. Receives that are deferred take their messages."},
+                                   "its index, or -1, as if there is none or something else. Receives that are deferred "
+                                   "take their messages."},
     {"handles", handles, METH_VARARGS,
-     "handles(planned, deferred, objects, announced, done, wait, most_deferred, long_bytes): the classes of the works that "
-     "are made here, `Work.wait`, how many receives may be deferred, and from how many bytes on `watch` is to know."},
+     "handles(work, planned, deferred, objects, announced, done, wait, most_deferred, long_bytes): the class of all "
+     "works, those of the works that are made here, `Work.wait`, how many receives may be deferred, and from how many bytes on `watch` is to know."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -357,6 +357,7 @@ class AnnouncedSends(Unposted):
 if core.module is not None:
     core.module.configure_objects(lru_cache(dtype_of_objects))
     core.module.handles(
+        Work,
         PlannedWork,
         DeferredWork,
         DeferredObjects,

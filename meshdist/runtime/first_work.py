@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from meshdist import core
 from meshdist.errors import DistTimeoutError
@@ -73,7 +74,12 @@ def wait_any(works: Sequence[Work | None], timeout: Timeout | None = None) -> in
         >>> dist.run(main, 3)
         [30, None, None]
     """
-    handles = list(works) if isinstance(works, Sequence) and not isinstance(works, str) else [works]
+    is_sequence = isinstance(works, Sequence) and not isinstance(works, str)
+    handles: list[Any] = works if type(works) is list else list(works) if is_sequence else [works]
+    # A receive that is deferred need not be posted if its message comes soon.
+    soon: int = -1 if core.module is None else core.module.poll_any(handles)
+    if soon >= 0:
+        return soon
     for number, work in enumerate(handles):
         if work is not None and not isinstance(work, Work):
             which = f"works[{number}] is" if isinstance(works, (list, tuple)) else "got"
@@ -81,11 +87,7 @@ def wait_any(works: Sequence[Work | None], timeout: Timeout | None = None) -> in
     present = [work for work in handles if work is not None]
     if not present:
         raise ValueError("wait_any: works has no Work to wait for")
-    # A receive that is deferred need not be posted if its message comes soon.
-    soon: int = -1 if core.module is None else core.module.poll_any(handles)
-    if soon >= 0:
-        return soon
-    first = _FirstOf(handles)
+    first = _FirstOf([*handles])
     queue = None if first.is_completed() else next((work.queue for work in present if work.queue is not None), None)
     if queue is not None:
         queue.carry(first)
