@@ -74,6 +74,7 @@ class Step:
         num_received: int,
         puts: Sequence[Sequence[tuple[int, int, int, int]]],
         takes: Sequence[Sequence[tuple[int, int, int, int]]],
+        kept: Sequence[tuple[int, int, int, int, int]],
         op: str = "",
         kind: str = "",
         itemsize: int = 0,
@@ -87,6 +88,7 @@ class Step:
     ) -> None: ...
     # True if the call was carried out; False if nothing was done; None if nothing was taken.
     def __call__(self, send: Any, recv: Any) -> bool | None: ...
+    def finish(self, recv: Any, phase: int) -> None: ...
 
 class SingleCopy:
     # Returns None for too many arrays, or where NumPy has to reduce.

@@ -124,6 +124,11 @@ typedef struct {
             char *place; /* in a slot */
         } *parts;
     } puts[2], takes[2];
+    int num_kept;
+    struct Kept { /* what this rank keeps for itself, and the others take from nowhere */
+        int from, to; /* arrays */
+        Py_ssize_t begin, place, num_bytes;
+    } *kept;
     Reduction reduction; /* none if `combine` is NULL */
     int num_rows;
     char **rows[2];
@@ -137,9 +142,9 @@ typedef struct {
 } Step;
 
 extern PyTypeObject *step_type;
-/* The two halves of a call: put what is sent and signal, which returns -1 with an error set; and, once all have signalled,
-   take what is received. */
-int step_begin(Step *step, char *const *sent, uint64_t *word, int *phase);
+/* The two halves of a call: put what is sent, signal, and copy what the rank keeps, which returns -1 with an error set; and,
+   once all have signalled, take what is received. */
+int step_begin(Step *step, char *const *sent, char *const *received, uint64_t *word, int *phase);
 void step_finish(Step *step, int phase, char *const *received);
 /* Carry out a call with these arrays, whose sizes have been checked. Returns -1 with an error set, and 1 if nothing has
    been taken because the ranks' sizes are not those agreed. */

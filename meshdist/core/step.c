@@ -8,14 +8,17 @@ PyTypeObject *step_type;
 /* Shorter parts of a list are reduced all at once, and then copied. */
 enum { SHORTEST_PART = 2 << 10 };
 
-int step_begin(Step *self, char *const *sent, uint64_t *word, int *phase)
+int step_begin(Step *self, char *const *sent, char *const *received, uint64_t *word, int *phase)
 {
     *phase = self->barrier->phase ^= 1;
     const struct Part *part = self->puts[*phase].parts, *end = part + self->puts[*phase].count;
     for (; part < end; part++)
         copy_out(&self->barrier->pace, part->place,
                  (part->which < 0 ? self->sizes : sent[part->which]) + part->offset, part->num_bytes);
-    return barrier_signal(self->barrier, self->fingerprint, word);
+    int status = barrier_signal(self->barrier, self->fingerprint, word);
+    for (const struct Kept *kept = self->kept; kept < self->kept + self->num_kept; kept++)
+        memmove(received[kept->to] + kept->place, sent[kept->from] + kept->begin, kept->num_bytes);
+    return status;
 }
 
 /* Which of two rows this rank has put into its slot; it need not be read from there. */
@@ -65,7 +68,7 @@ int step_run(Step *self, char *const *sent, char *const *received)
 {
     uint64_t word;
     int phase;
-    if (step_begin(self, sent, &word, &phase) < 0 || barrier_await(self->barrier, word, self->wait) < 0)
+    if (step_begin(self, sent, received, &word, &phase) < 0 || barrier_await(self->barrier, word, self->wait) < 0)
         return -1;
     if (self->agreed != NULL && memcmp(self->tables[phase], PyBytes_AS_STRING(self->agreed), PyBytes_GET_SIZE(self->agreed)))
         return 1;
@@ -109,6 +112,40 @@ static PyObject *step_call(PyObject *object, PyObject *const *args, size_t nargs
     if (status > 0)
         Py_RETURN_NONE;
     Py_RETURN_TRUE;
+}
+
+static PyObject *step_finish_method(Step *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    char *received[MOST_ARRAYS];
+    long phase = num_args == 2 ? PyLong_AsLong(args[1]) : -1;
+    if (phase < 0 || phase > 1 || read_arrays(args[0], CARRAY, received) < self->num_received) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "finish(recv, phase): arrays that are not those of the call");
+        return NULL;
+    }
+    step_finish(self, (int)phase, received);
+    Py_RETURN_NONE;
+}
+
+/* What is kept: a list of (array sent, begin, array received, place, bytes). */
+static int read_kept(PyObject *list, Step *self)
+{
+    Py_ssize_t count = PySequence_Size(list);
+    if (count < 0)
+        return -1;
+    if ((self->kept = PyMem_New(struct Kept, count + 1)) == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++) {
+        struct Kept *kept = &self->kept[i];
+        PyObject *entry = PySequence_GetItem(list, i);
+        if (entry != NULL)
+            PyArg_ParseTuple(entry, "ininn", &kept->from, &kept->begin, &kept->to, &kept->place, &kept->num_bytes);
+        Py_XDECREF(entry);
+        self->num_kept = (int)i + 1;
+    }
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 /* Parts for both phases: lists of (array, offset, bytes, address). */
@@ -160,14 +197,14 @@ static int read_rows(Step *self, PyObject *rows)
 
 static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    PyObject *barrier, *wait, *keeps, *puts, *takes, *rows = Py_None, *agreed = NULL;
+    PyObject *barrier, *wait, *keeps, *puts, *takes, *kept, *rows = Py_None, *agreed = NULL;
     unsigned long long total = 0, sizes = 0, even_table = 0, odd_table = 0;
     unsigned long long fingerprint;
     int num_sent, num_received, kind = 0, num_rows = 0;
     const char *op = "";
     Py_ssize_t itemsize = 0, count = 0;
-    if (!PyArg_ParseTuple(args, "O!KOOiiOO|sCniOnKSK(KK)", barrier_type, &barrier, &fingerprint, &wait, &keeps, &num_sent,
-                          &num_received, &puts, &takes, &op, &kind, &itemsize, &num_rows, &rows, &count,
+    if (!PyArg_ParseTuple(args, "O!KOOiiOOO|sCniOnKSK(KK)", barrier_type, &barrier, &fingerprint, &wait, &keeps, &num_sent,
+                          &num_received, &puts, &takes, &kept, &op, &kind, &itemsize, &num_rows, &rows, &count,
                           &total, &agreed, &sizes, &even_table, &odd_table))
         return NULL;
     Reduction reduction = {NULL, 1, false};
@@ -193,7 +230,7 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords
         self->sizes = (char *)(uintptr_t)sizes;
         self->tables[0] = (char *)(uintptr_t)even_table, self->tables[1] = (char *)(uintptr_t)odd_table;
     }
-    if (read_parts(puts, self->puts) < 0 || read_parts(takes, self->takes) < 0
+    if (read_parts(puts, self->puts) < 0 || read_parts(takes, self->takes) < 0 || read_kept(kept, self) < 0
         || (op[0] && read_rows(self, rows) < 0)) {
         Py_DECREF(self);
         return NULL;
@@ -236,10 +273,17 @@ static void step_dealloc(Step *self)
         PyMem_Free(self->takes[phase].parts);
         PyMem_Free(self->rows[phase]);
     }
+    PyMem_Free(self->kept);
     PyMem_Free(self->part_rows);
     type->tp_free(self);
     Py_DECREF(type);
 }
+
+static PyMethodDef methods[] = {
+    {"finish", (PyCFunction)(void (*)(void))step_finish_method, METH_FASTCALL,
+     "finish(recv, phase): take what is received, of a call that the core has begun."},
+    {NULL, NULL, 0, NULL},
+};
 
 static PyMemberDef members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Step, call), READONLY, NULL},
@@ -248,9 +292,9 @@ static PyMemberDef members[] = {
 
 static PyType_Slot slots[] = {
     {Py_tp_new, step_new}, {Py_tp_dealloc, step_dealloc}, {Py_tp_traverse, step_traverse}, {Py_tp_clear, step_clear},
-    {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, members},
-    {Py_tp_doc, "Step(barrier, fingerprint, wait, keeps, num_sent, num_received, puts, takes, op, kind, itemsize, "
-                "num_rows, rows, count, total, agreed, sizes, tables): a call of few bytes; None if its reduction is left to NumPy. "
+    {Py_tp_call, PyVectorcall_Call}, {Py_tp_methods, methods}, {Py_tp_members, members},
+    {Py_tp_doc, "Step(barrier, fingerprint, wait, keeps, num_sent, num_received, puts, takes, kept, op, kind, "
+                "itemsize, num_rows, rows, count, total, agreed, sizes, tables): a call of few bytes; None if its reduction is left to NumPy. "
                 "It returns True, False if it did nothing, and None if it took nothing, since the ranks' sizes are others."},
     {0, NULL},
 };

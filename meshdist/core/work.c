@@ -225,7 +225,7 @@ static int advance(Handle *self, PyObject *deque)
         uint64_t word;
         note_time(self, STARTED);
         self->has_begun = 1;
-        status = step_begin(step, &sent, &word, &self->phase);
+        status = step_begin(step, &sent, &received, &word, &self->phase);
         self->word = word;
     }
     if (status < 0) { /* Python raises it, as the error of this call */

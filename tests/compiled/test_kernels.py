@@ -39,7 +39,7 @@ class Alone:
         dtype = rows[0].dtype
         addresses = [[row.ctypes.data for row in rows]] * 2
         return core.Step(
-            self.barrier, 1 << 32, None, rows, 0, 1, [(), ()], [(), ()],
+            self.barrier, 1 << 32, None, rows, 0, 1, [(), ()], [(), ()], (),
             op, dtype.kind, dtype.itemsize, len(rows), addresses, count,
         )  # fmt: skip
 

@@ -342,7 +342,8 @@ class OneStep(BarrierPlan):
 
     def rest(self, recv: Buffers, word: int, phase: int) -> Iterator[BarrierWait]:
         yield BarrierWait(self.barrier, word, self.signature)
-        self.take(recv, phase)
+        assert self._step is not None, "the core has begun the call"
+        self._step.finish(recv, phase)
 
     def _compile(self) -> Step | None:
         if not self._is_compiled:
@@ -355,15 +356,27 @@ def await_rest(backend: Backend, error_prefix: str, barrier: FlagBarrier, signat
     backend.wait(BarrierWait(barrier, word, signature), error_prefix)
 
 
+class SlotCopy(NamedTuple):
+    """A copy between an array of a call, or a part of it, and its place in a slot."""
+
+    array: int  # -1 is the sizes
+    offset: int
+    num_bytes: int
+    address: int
+
+
 class StepCopies(NamedTuple):
     """What a call of one step copies, for the core."""
 
     keeps: Any  # the arrays in the slots; the addresses point into them
     num_sent: int  # arrays of the call
     num_received: int
-    # For both phases, the copies into the slots and out of them: array, offset in it, bytes, address.
-    puts: Sequence[Sequence[tuple[int, int, int, int]]]
-    takes: Sequence[Sequence[tuple[int, int, int, int]]]
+    # For both phases, the copies into the slots and out of them.
+    puts: Sequence[Sequence[SlotCopy]]
+    takes: Sequence[Sequence[SlotCopy]]
+    # What the rank keeps for itself, copied without the slots: the array and the offset that it is sent from, and those
+    # that it is received into, bytes.
+    kept: Sequence[tuple[int, int, int, int, int]] = ()
     op: str = ""  # the reduction; "" for none
     kind: str = "-"  # what dtype it is of
     itemsize: int = 0

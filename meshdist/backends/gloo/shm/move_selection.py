@@ -18,7 +18,7 @@ import numpy as np
 from meshdist.arrays.host import Array
 from meshdist.backends.base import Plan
 from meshdist.backends.gloo.shm.copying import CopyingPlan, SingleCopyPlan
-from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait, OneStep, StepCopies
+from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait, OneStep, SlotCopy, StepCopies
 from meshdist.backends.gloo.shm.shared_region import PAGE
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.tuned_plan import ONE_STEP, TunedPlan, Ways, chunks_of, fastest
@@ -120,6 +120,7 @@ class SlotMove(OneStep):
         shm.reserve(max(spec.given_bytes or [0]))
         self._puts = [spec.puts(shm.region, phase) for phase in (0, 1)]
         self._takes = [spec.takes(shm.region, phase) for phase in (0, 1)]
+        self._is_shared = spec.shared
 
     def put(self, send: Any, phase: int) -> None:
         put(send, self._puts[phase])
@@ -133,31 +134,64 @@ class SlotMove(OneStep):
             (recv if recv.shape == place.shape else recv.reshape(place.shape))[...] = place
 
     def step_copies(self) -> StepCopies:
-        return StepCopies(
+        copies = StepCopies(
             keeps=(self._puts, self._takes),
             num_sent=len(each(self._puts[0])),
             num_received=len(each(self._takes[0])),
             puts=[*map(copies_of, self._puts)],
             takes=[*map(copies_of, self._takes)],
         )
+        return keeping_own(copies, others_take_it=self._is_shared)
 
 
-def copies_of(places: Any, *, one_after_another: bool = False) -> list[tuple[int, int, int, int]]:
+def keeping_own(copies: StepCopies, *, others_take_it: bool) -> StepCopies:
+    """Return `copies` in which the rank does not take what is its own out of its slot.
+
+    Unless `others_take_it`, it does not put that there either.
+    """
+    kept, of_others = [], []
+    for number, take in enumerate(copies.takes[0]):
+        put = next((put for put in copies.puts[0] if put.array >= 0 and _holds(put, take)), None)
+        if put is None:
+            of_others.append(number)
+        elif take.num_bytes:
+            kept.append((put.array, put.offset + take.address - put.address, take.array, take.offset, take.num_bytes))
+    takes = [[takes[number] for number in of_others] for takes in copies.takes]
+    if others_take_it:
+        return copies._replace(takes=takes, kept=kept)
+    puts = [[part for put in puts for part in _around(put, kept)] for puts in copies.puts]
+    return copies._replace(puts=puts, takes=takes, kept=kept)
+
+
+def _holds(put: SlotCopy, take: SlotCopy) -> bool:
+    return put.address <= take.address and take.address + take.num_bytes <= put.address + put.num_bytes
+
+
+def _around(put: SlotCopy, kept: Sequence[tuple[int, int, int, int, int]]) -> Iterator[SlotCopy]:
+    """Yield the parts of a copy into the slot that are not of what is kept."""
+    begin, end = put.offset, put.offset + put.num_bytes
+    for array, at, _, _, num_bytes in sorted(kept):
+        if array == put.array and begin <= at < end:
+            yield SlotCopy(array, begin, at - begin, put.address + begin - put.offset)
+            begin = at + num_bytes
+    yield SlotCopy(put.array, begin, end - begin, put.address + begin - put.offset)
+
+
+def copies_of(places: Any, *, one_after_another: bool = False) -> list[SlotCopy]:
     """Return the copies between the arrays of a call, or parts of one array, and their places in the slots.
 
     See `StepCopies`.
     """
-    copies = []
+    copies: list[SlotCopy] = []
     if one_after_another:
-        ends = accumulate(place.nbytes for place in places)
-        return [
-            (0, end - place.nbytes, place.nbytes, place.ctypes.data) for place, end in zip(places, ends, strict=True)
-        ]
+        for place, end in zip(places, accumulate(place.nbytes for place in places), strict=True):
+            copies.append(SlotCopy(0, end - place.nbytes, place.nbytes, place.ctypes.data))
+        return copies
     for which, place in enumerate(each(places)):
         # The rows of a stack are contiguous, each in the slot of another rank.
         offset = 0
         for row in (place,) if place.flags.c_contiguous else place:
-            copies.append((which, offset, row.nbytes, row.ctypes.data))
+            copies.append(SlotCopy(which, offset, row.nbytes, row.ctypes.data))
             offset += row.nbytes
     return copies
 
@@ -298,7 +332,7 @@ class AgreedMove(BarrierPlan):
             self._put(send, recv)
             self.barrier.await_all(self.barrier.signal(self.fingerprint), self)
         phase = self.barrier.phase
-        if self._take(recv, phase):
+        if self._take(send, recv, phase):
             return
         if self._is_read(phase):
             self._take_steps(self._read(send, recv, phase))
@@ -308,7 +342,7 @@ class AgreedMove(BarrierPlan):
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
         phase = self._put(send, recv)
         yield self.arrive()
-        if self._take(recv, phase):
+        if self._take(send, recv, phase):
             return
         yield from self._read(send, recv, phase) if self._is_read(phase) else self._bulk.steps(send, recv)
 
@@ -328,15 +362,17 @@ class AgreedMove(BarrierPlan):
         if self._puts is not None:
             put(send, self._puts[phase])
 
-    def _take(self, recv: Buffers, phase: int) -> bool:
+    def _take(self, send: Buffers, recv: Buffers, phase: int) -> bool:
         """Take the blocks out of the slots; return whether they are there."""
         if self._tables[phase][:, :, 1:3].tobytes() != self._agreed:
             self._compare(phase)
         if self._takes is None:
             return False
-        blocks: Blocks = recv if isinstance(recv, list) else self._spec.take(recv)
+        given: Any = send if isinstance(send, list) else self._spec.give(send)
+        blocks: Any = recv if isinstance(recv, list) else self._spec.take(recv)
         for peer, place in enumerate(self._takes[phase]):
-            blocks[peer][...] = place  # type: ignore[index]
+            # The core does not put into the slot what the rank keeps.
+            blocks[peer][...] = given[peer].reshape(place.shape) if peer == self._rank else place
         return True
 
     def _is_read(self, phase: int) -> bool:
@@ -375,16 +411,17 @@ class AgreedMove(BarrierPlan):
         assert self._takes is not None
         puts, own = self._puts, self._sizes.nbytes
         addresses = [table[self._rank].ctypes.data for table in self._tables]
-        return StepCopies(
+        copies = StepCopies(
             keeps=(puts, self._takes, self._sizes),
             num_sent=len(each(puts[0])),
             num_received=len(self._takes[0]) if self._takes_list else 1,
-            puts=[[(-1, 0, own, addresses[phase]), *copies_of(puts[phase])] for phase in (0, 1)],
+            puts=[[SlotCopy(-1, 0, own, addresses[phase]), *copies_of(puts[phase])] for phase in (0, 1)],
             takes=[copies_of(places, one_after_another=not self._takes_list) for places in self._takes],
             agreed=np.pad(sizes, ((0, 0), (0, 0), (1, 1))).tobytes(),  # no addresses
             sizes=self._sizes.ctypes.data,
             tables=(self._tables[0].ctypes.data, self._tables[1].ctypes.data),
         )
+        return keeping_own(copies, others_take_it=False)
 
     def _places(self, phase: int, begins: Sequence[int]) -> list[Array]:
         slot, blocks = self._shm.region.slot, zip(self._shapes, begins, strict=True)

@@ -18,7 +18,7 @@ from meshdist.arrays.reduce_op import ReduceOp, quiet_runner
 from meshdist.backends.base import Plan
 from meshdist.backends.gloo.shm.chunked_reduction import RANKS_ALONE, is_added_quickly, ways_in_chunks
 from meshdist.backends.gloo.shm.copying import Reduced, SingleCopyPlan
-from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait, OneStep, StepCopies
+from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait, OneStep, SlotCopy, StepCopies
 from meshdist.backends.gloo.shm.move_selection import copies_of, put
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.tuned_plan import ONE_STEP, Ways, fastest
@@ -205,9 +205,11 @@ class ListReduce(OneStep):
     def _cut(self, arrays: list[Array]) -> list[Array]:
         return [flat(arrays[part.which])[part.begin : part.end] for part in self._parts]
 
-    def _copies_of(self, places: list[Array]) -> list[tuple[int, int, int, int]]:
-        pairs = zip(self._parts, places, strict=True)
-        return [(part.which, part.begin * place.itemsize, place.nbytes, place.ctypes.data) for part, place in pairs]
+    def _copies_of(self, places: list[Array]) -> list[SlotCopy]:
+        return [
+            SlotCopy(part.which, part.begin * place.itemsize, place.nbytes, place.ctypes.data)
+            for part, place in zip(self._parts, places, strict=True)
+        ]
 
 
 class ListReduceInChunks(BarrierPlan):

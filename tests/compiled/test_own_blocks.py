@@ -1,0 +1,110 @@
+"""What a rank keeps for itself goes straight into its output, whichever way the rest of a call goes."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import meshdist as dist
+from meshdist import core
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(core.module is None, reason=f"there is no compiled core: {core.missing}"),
+]
+SIZES = [3, 2000]  # elements of a block
+
+
+@pytest.fixture
+def trio(worlds):
+    return worlds.world("gloo", 3)
+
+
+def blocks(rank, size, length, number=0):
+    """Return what `rank` sends to each rank in a call."""
+    return [np.arange(length) + 10_000.0 * number + 1000 * rank + 100 * peer for peer in range(size)]
+
+
+def gathered(size, length, to, number=0):
+    return [blocks(rank, size, length, number)[to] for rank in range(size)]
+
+
+class Call:
+    """A call by name, with its inputs and outputs, as one rank makes it."""
+
+    def __init__(self, name, rank, size, length):
+        self.name, self.rank, self.size, self.length = name, rank, size, length
+        self.is_root = rank == 1
+        self.stacked, self.whole = np.zeros(size * length), np.zeros(size * length)
+        self.mine, self.parts = np.split(self.stacked, size), [np.zeros(length) for _ in range(size)]
+
+    def make(self, number, **how):
+        """Make the call with the inputs of that number; return the outputs, and what they are to be."""
+        rank, size, length = self.rank, self.size, self.length
+        self.stacked[:] = np.concatenate(blocks(rank, size, length, number))
+        for output in (self.whole, *self.parts):
+            output[:] = -1
+        to_me, to_all = (gathered(size, length, to, number) for to in (rank, 0))
+        outputs, wanted, call = {
+            "all_to_all_single": ([self.whole], [np.concatenate(to_me)], (self.whole, self.stacked)),
+            "all_to_all": (self.parts, to_me, (self.parts, self.mine)),
+            "all_gather_into_tensor": ([self.whole], [np.concatenate(to_all)], (self.whole, self.mine[0])),
+            "all_gather": (self.parts, to_all, (self.parts, self.mine[0])),
+            "gather": (self.parts, to_all, (self.mine[0], self.parts if self.is_root else None, 1)),
+            "scatter": (
+                self.parts[:1],
+                [blocks(1, size, length, number)[rank]],
+                (self.parts[0], self.mine if self.is_root else None, 1),
+            ),
+        }[self.name]
+        work = getattr(dist, self.name)(*call, **how)
+        if how:
+            work.wait()
+        return (outputs, wanted) if self.name != "gather" or self.is_root else ([], [])
+
+
+NAMES = ["all_to_all_single", "all_to_all", "all_gather_into_tensor", "all_gather", "gather", "scatter"]
+
+
+def again_and_again(name, length, is_async):
+    rank = dist.get_rank()
+    call = Call(name, rank, dist.get_world_size(), length)
+    for number in range(6):
+        if number == 4 and rank == 0:
+            threading.Event().wait(0.05)  # longer than the core waits: the others go on in Python
+        outputs, wanted = call.make(number, **({"async_op": True} if is_async else {}))
+        for output, block in zip(outputs, wanted, strict=True):
+            np.testing.assert_array_equal(output, block)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("length", SIZES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_rank_gets_every_block(trio, name, length, is_async):
+    trio.run(again_and_again, name, length, is_async)
+
+
+def in_place():
+    rank, size, length = dist.get_rank(), dist.get_world_size(), 50
+    wanted = np.concatenate(gathered(size, length, 0))
+    for _ in range(4):
+        whole = np.zeros(size * length)
+        own = whole[rank * length : (rank + 1) * length]
+        own[:] = blocks(rank, size, length)[0]
+        dist.all_gather_into_tensor(whole, own)
+        np.testing.assert_array_equal(whole, wanted)
+        parts = [np.zeros(length) for _ in range(size)]
+        parts[rank][:] = blocks(rank, size, length)[0]
+        dist.gather(parts[rank], parts if rank == 1 else None, 1)
+        if rank == 1:
+            np.testing.assert_array_equal(np.concatenate(parts), wanted)
+        given = blocks(1, size, length)
+        taken = given[1] if rank == 1 else np.zeros(length)
+        dist.scatter(taken, given if rank == 1 else None, 1)
+        np.testing.assert_array_equal(taken, blocks(1, size, length)[rank])
+
+
+def test_an_output_may_be_where_its_block_is_sent_from(trio):
+    trio.run(in_place)
