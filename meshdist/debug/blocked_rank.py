@@ -41,8 +41,8 @@ class BlockedRank:
         phase: The number of its phase.
         has_ended: It is in no call: it has ended the phase.
         num_counts: How often it has published its traffic in this wait; see `runtime.message_counts`.
-        sends_in: The groups in which an awaited rank has to read its messages; see `runtime.waiting`.
-        reads_in: The groups in which it reads all messages of the awaited ranks.
+        sends_in: Who has to read its messages, each a group and a global rank; see `runtime.waiting`.
+        reads_in: Of whom it reads all messages, each a group and a global rank.
         sends_to: The global ranks to which it has other messages in progress.
         posted: The group and the global source, or ANY, of its other receives in progress.
         from_any: Any of `awaits` ends its wait, and nothing else does.
@@ -59,8 +59,8 @@ class BlockedRank:
     phase: int = 0
     has_ended: bool = False
     num_counts: int = 0
-    sends_in: tuple[str, ...] = ()
-    reads_in: tuple[str, ...] = ()
+    sends_in: tuple[tuple[str, int], ...] = ()
+    reads_in: tuple[tuple[str, int], ...] = ()
     sends_to: tuple[int, ...] = ()
     posted: tuple[tuple[str, int], ...] = ()
     from_any: bool = False
@@ -69,9 +69,9 @@ class BlockedRank:
 
     def may_end(self, other: BlockedRank) -> bool:
         """Return whether the wait of `other` may end by what this rank does while it waits."""
-        reads = other.rank in self.awaits and not {*other.sends_in}.isdisjoint(self.reads_in)
-        reads = reads or any(group in other.sends_in and src in (ANY, other.rank) for group, src in self.posted)
-        writes = bool(other.reads_in) and other.rank in self.sends_to
+        sent = {group for group, dst in other.sends_in if dst == self.rank}
+        reads = any(group in sent and src in (ANY, other.rank) for group, src in (*self.reads_in, *self.posted))
+        writes = other.rank in self.sends_to and any(src == self.rank for _, src in other.reads_in)
         return reads or writes
 
     def encode(self) -> str:
@@ -84,10 +84,10 @@ class BlockedRank:
     @classmethod
     def decode(cls, text: bytes) -> BlockedRank:
         fields = json.loads(text)
-        for name in {"awaits", "members", "sends_in", "reads_in", "sends_to"} & fields.keys():
+        for name in {"awaits", "members", "sends_to"} & fields.keys():
             fields[name] = tuple(fields[name])
-        if "posted" in fields:
-            fields["posted"] = tuple(map(tuple, fields["posted"]))
+        for name in {"sends_in", "reads_in", "posted"} & fields.keys():
+            fields[name] = tuple(map(tuple, fields[name]))
         return cls(**{**fields, "confirmed": dict(map(tuple, fields["confirmed"]))})
 
 

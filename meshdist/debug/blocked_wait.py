@@ -7,6 +7,7 @@ the more ranks there are, and the more it has to read.
 from __future__ import annotations
 
 import json
+import operator
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from meshdist.debug.blocked_rank import BlockedRank, describe, endless_wait
 from meshdist.errors import DistBackendError, DistError
 from meshdist.runtime.message_counts import Carried, Traffic, all_quiet, between, decode, encode
+from meshdist.runtime.waiting import has_news
 from meshdist.system.platform import start_thread
 
 if TYPE_CHECKING:
@@ -61,13 +63,20 @@ class _Seen(NamedTuple):
 class BlockedWait:
     """One wait of a blocked rank. Its thread reads and publishes; the waiting thread confirms, and raises.
 
-    `groups` are the names of the groups of its calls, and `has_left` says whether an awaited rank has left one of them.
+    It ends as soon as any of `waitables` is ready. `groups` are the names of the groups of their calls, and `has_left`
+    says whether an awaited rank has left one of these.
     """
 
     def __init__(
-        self, blocked: BlockedRank, around: Surroundings, groups: Collection[str], has_left: Callable[[int], bool]
+        self,
+        blocked: BlockedRank,
+        around: Surroundings,
+        waitables: Sequence[Waitable],
+        groups: Collection[str],
+        has_left: Callable[[int], bool],
     ) -> None:
         self._blocked = blocked
+        self._waitables = waitables
         self._groups = groups
         self._around = around
         self._store = around.store
@@ -89,13 +98,18 @@ class BlockedWait:
         with suppress(DistError):  # without another thread, the timeout ends the wait
             start_thread(self._thread)
 
-    def look(self, waitables: Sequence[Waitable]) -> None:
-        """Confirm the waits that have been read, if this one goes on: it waits for any of `waitables`."""
+    def is_for(self, waitables: Sequence[Waitable]) -> bool:
+        """Return whether this wait goes on, for the same `waitables`."""
+        mine = self._waitables
+        return bool(mine) and len(mine) == len(waitables) and all(map(operator.is_, mine, waitables))
+
+    def look(self) -> None:
+        """Confirm the waits that have been read, if this one goes on."""
         self.raise_found()
         seen = self._seen
         if seen is self._looked and self._is_new:
             self._is_new = False
-            self._confirm(seen, waitables)
+            self._confirm(seen)
         self._looked = seen
 
     def raise_found(self) -> None:
@@ -103,8 +117,10 @@ class BlockedWait:
         if self._found:
             raise _deadlock(self._found)
 
-    def _confirm(self, seen: dict[int, _Seen], waitables: Sequence[Waitable]) -> None:
+    def _confirm(self, seen: dict[int, _Seen]) -> None:
         traffic = self._around.traffic()  # reads what has arrived; what it ends, `awaits` says afterwards
+        if any(map(has_news, self._waitables)):  # also calls at which nobody has looked since those waits were read
+            return
         if traffic != self._traffic:
             self._traffic = traffic
         quiet = {
@@ -113,7 +129,7 @@ class BlockedWait:
             if self._confirmed.get(rank) == one.number or all_quiet(between(traffic, rank, self._groups), one.traffic)
         }
         if quiet != self._confirmed:
-            awaits, from_any = awaited_ranks(waitables)
+            awaits, from_any = awaited_ranks(self._waitables)
             still = {*awaits} if from_any == self._blocked.from_any else set()
             self._confirmed = {rank: number for rank, number in quiet.items() if rank in still}
             self._wake.set()
@@ -135,7 +151,12 @@ class BlockedWait:
 
     def end(self) -> None:
         self._ended = True
+        self._waitables = ()  # release the arrays of the calls
         self._wake.set()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended
 
     @property
     def is_over(self) -> bool:

@@ -21,7 +21,7 @@ of one that it awaits, and all these are in the set. Again, suppose that the wai
 now by a message of y. x has confirmed the wait of y, whoever of the several y is, and that has not ended; so y sends
 nothing that x does not have, and what x had of y then was not enough. x may have confirmed the waits at different
 times, since each says of its own rank alone what is under way. If one of the several computes, has ended, has left the
-group, has other threads or async calls, or has not been confirmed for any other reason, nothing is proven. In a group
+group, has other threads or collectives, or has not been confirmed for any other reason, nothing is proven. In a group
 of two ranks, any source is the other one. Those of the several that have ended their phase prove nothing either. The
 largest closed set is a greatest fixed point: what is left of all blocked ranks, as those are removed for which
 something outside could send. In the words of the theory, a circle is a deadlock of the AND model, and a closed set one
@@ -39,15 +39,19 @@ A rank that waits for an async call is blocked as well, if the thread that waits
 done, the thread does nothing else. The progress thread then looks in place of the waiting one. That may leave its wait
 early by an exception of a signal handler, such as KeyboardInterrupt, while the call goes on: before the thread does
 anything else, it marks the wait as ended, as does one that fails (below), and its next wait for the same call has
-another number. Who waits for any of several calls, in `wait_any`, waits for ever only if that is true of each of them:
-its wait ends by any of the ranks that one of the calls awaits, as a recv from any of several does.
+another number. So has each step of a collective, which may end waits of other ranks as it begins, and each message
+that comes before the awaited one in its queue. Who waits for any of several calls, in `wait_any`, waits for ever only
+if that is true of each of them: its wait ends by any of the ranks that one of the calls awaits, as a recv from any of
+several does. Before it confirms a wait, it looks at all of these calls again, whichever of them the look is for.
 
 Besides the calls that it waits for, a rank may have other messages in progress, unless they have callbacks. Sends are
 written meanwhile, so over shared memory they may end a wait of a rank that reads what this one sends: no such rank
 confirms the wait of this one while it sends to it (`BlockedRank.sends_to`). Receives read meanwhile, which may end
 sends of their sources (`BlockedRank.posted`). No other waits end by that, and over a network both sides count it. As no
-message is added before the wait ends, all of them are known when it begins. A rank that has other collectives in
-progress is not blocked: they go on, and may be what another rank waits for.
+message is added before the wait ends, all of them are known when it begins; when one of them ends, the wait gets
+another number, since what is left may end fewer waits. A rank that has other collectives in progress is not blocked:
+they go on, and may be what another rank waits for. Only those that come after an awaited one in its queue do not begin
+before the wait ends.
 
 A wait may also end by its timeout or by the failure of a rank outside of the circle. So a circle, or a closed set, must
 be claimed: the rank that finds it marks every wait of it in the store, in one step each, and a rank whose wait fails
@@ -70,7 +74,7 @@ or its traffic has changed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from itertools import count
 from pathlib import PurePath
 from time import monotonic
@@ -110,6 +114,7 @@ class DeadlockDetector:
         self._phase = 0
         self._wait: BlockedWait | None = None  # the last one
         self._awaited: Awaited | None = None  # what makes it one, if it is of async calls
+        self._num_calls = 0  # the number of async calls in progress in that wait
 
     def begin_phase(self, number: int) -> None:
         """Note that this rank begins a phase, which no rank does before all have ended the last."""
@@ -135,15 +140,21 @@ class DeadlockDetector:
         """
         is_async = in_progress_thread()
         awaited = self._world.progress.awaited if is_async else None
-        if wait is not None and awaited is not self._awaited:  # the thread has gone on, and perhaps come back
-            wait.raise_found()
-            wait.end()
-            return None
         heads = [] if awaited is None else awaited.heads()
         waitables = [head.waiting_for for head in heads if head.waiting_for is not None] if is_async else [waitable]
+        is_same = awaited is self._awaited and len(self._world.progress.records) == self._num_calls
+        goes_on = self._wait is not None and is_same and self._wait.is_for(waitables)
+        if wait is None and goes_on and any(one is waitable for one in waitables):  # the first look of this call
+            wait = self._wait
         if wait is not None:
-            wait.look(waitables)
-            return wait
+            if wait is self._wait and goes_on:
+                wait.look()
+                return wait
+            # The thread has gone on, and perhaps come back, or a call has gone on to its next step, or has ended.
+            if not wait.has_ended:
+                wait.raise_found()
+                wait.end()
+            return None
         if len(waitables) < len(heads) or not any(one is waitable for one in waitables):  # no thread waits for it
             return None
         if monotonic() < self._next_s or (self._wait is not None and not self._wait.is_over):
@@ -152,7 +163,9 @@ class DeadlockDetector:
         awaits, from_any = awaited_ranks(waitables)
         if not 0 < len(awaits) <= (_MOST_SOURCES if from_any else len(awaits)):
             return None
-        records, others = self._calls([head.record for head in heads] if is_async else None)
+        for group in self._world.groups:
+            group.messages.post_deferred()  # from here on, they are in progress
+        records, others = self._calls(awaited)
         if not records or self._may_do_more(awaited):
             return None
         groups = {group.name: group for group in self._world.groups}
@@ -166,20 +179,22 @@ class DeadlockDetector:
             _words(records[0]),
             members=groups[names[0]].ranks,
             phase=self._phase,
-            sends_in=_unless_empty(one.sends_in() for one in waitables),
-            reads_in=_unless_empty(one.reads_in() for one in waitables),
+            sends_in=_with_ranks((one.sends_in(), one.awaits()) for one in waitables),
+            reads_in=_with_ranks((one.reads_in(), one.awaits() or one.awaits_any()) for one in waitables),
             sends_to=tuple(sorted({*self._receivers(others)}.union(*(one.sends_to() for one in waitables)))),
             posted=self._posted(others),
             from_any=from_any,
             num_others=len(records) - 1,
             instead=next(filter(None, (one.instead() for one in waitables)), ""),
         )
-        self._awaited = awaited
-        self._wait = BlockedWait(blocked, self._surroundings(), {*names}, lambda rank: self._has_left(names, rank))
+        self._awaited, self._num_calls = awaited, len(self._world.progress.records)
+        self._wait = BlockedWait(
+            blocked, self._surroundings(), waitables, {*names}, lambda rank: self._has_left(names, rank)
+        )
         return self._wait
 
     def leave(self) -> None:
-        """Let no rank count on the wait for an async call, as the thread that has waited goes on without it.
+        """Let no rank count on the wait for async calls, as the thread that has waited goes on.
 
         If this comes between the first look and the assignment of the wait, that is not withdrawn. But then the next
         look ends it, before it confirms anything, and a wait that has confirmed none is in no circle.
@@ -196,20 +211,23 @@ class DeadlockDetector:
         world = self._world
         return Surroundings(world.store, world.log, world.size, world.peers.traffic)
 
-    def _calls(self, heads: Sequence[Record] | None) -> tuple[Sequence[Record], list[Record]]:
+    def _calls(self, awaited: Awaited | None) -> tuple[list[Record], list[Record]]:
         """Return the records of the calls in which this rank waits, and of its other messages in progress.
 
-        A thread waits for async calls with the records `heads`; if that is None, in a sync call. There are none if
-        other calls are in progress than messages.
+        A thread waits for `awaited`; if that is None, in a sync call. There are no records if a collective is in
+        progress that is not in the queue of an awaited one.
         """
         asynchronous = self._world.progress.records
         records = [record for record in self._world.recorder.records() if not record[COMPLETED]]
         sync = [record for record in records if not any(record is one for one in asynchronous)]
-        if len(sync) != (heads is None):
-            return (), []
-        awaited = sync if heads is None else heads
-        others = [record for record in asynchronous if not any(record is one for one in awaited)]
-        return (awaited, others) if all(facts_in(record).is_message for record in others) else ((), [])
+        if len(sync) != (awaited is None):
+            return [], []
+        mine = sync if awaited is None else [head.record for head in awaited.heads()]
+        behind = [] if awaited is None else [record for queue in awaited.queues() for record in queue.records]
+        others = [record for record in asynchronous if not any(record is one for one in mine)]
+        messages = [record for record in others if facts_in(record).is_message]
+        are_known = all(any(record is one for one in (*messages, *behind)) for record in others)
+        return (mine, messages) if are_known else ([], [])
 
     def _receivers(self, messages: Collection[Record]) -> set[int]:
         """Return the global ranks to which messages go."""
@@ -250,5 +268,6 @@ def _words(record: Record) -> str:
     return f"{facts.text}, {kind} {record[SEQUENCE]} on {facts.label!r}, at {PurePath(site_in(record)[0]).name}"
 
 
-def _unless_empty(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted({*names} - {""}))
+def _with_ranks(groups: Iterable[tuple[str, Collection[int]]]) -> tuple[tuple[str, int], ...]:
+    """Return the pairs of groups, except those without a name, and their awaited ranks."""
+    return tuple(sorted({(group, rank) for group, ranks in groups if group for rank in ranks}))

@@ -116,7 +116,7 @@ class LongWait:
         In a proven deadlock, which the others raise, that error is returned.
         """
         deadlock = None
-        if self.blocked is not None and (error.peer_failed or isinstance(error, DistTimeoutError)):
+        if self.blocked is not None:  # it also says that the wait has ended, however it fails
             deadlock = self.blocked.proven(_LONGEST_BUDGET_S if error.peer_failed else self._budget_s)
         if not self.is_long:
             return deadlock

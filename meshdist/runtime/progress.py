@@ -126,6 +126,9 @@ class Awaited(NamedTuple):
     works: tuple[Work, ...]
     thread: int
 
+    def queues(self) -> list[JobQueue]:
+        return list({queue for work in self.works if isinstance(queue := work.queue, JobQueue)})
+
     def heads(self) -> list[Job]:
         """Return the calls of which one ends before any of `works` does: the first of their queues.
 
@@ -202,7 +205,7 @@ class JobQueue:
             yield
         finally:
             progress.awaited = None
-            if progress.observer is not None and not any(work.is_completed() for work in works):
+            if progress.observer is not None:
                 progress.observer.leave()
 
     @contextmanager
@@ -221,6 +224,11 @@ class JobQueue:
         finally:
             if watch is not None:
                 watch.end()
+
+    @property
+    def records(self) -> list[Record]:
+        """The records of the calls that are in progress."""
+        return [job.record for job in list(self.jobs)]
 
     def _cause_of_delay(self, work: Work) -> str:
         job = self.first()
@@ -358,7 +366,7 @@ class Progress:
     @property
     def records(self) -> list[Record]:
         """The records of the calls that are in progress."""
-        return [job.record for queue in self._active for job in list(queue.jobs)]
+        return [record for queue in self._active for record in queue.records]
 
     def close(self) -> None:
         """Stop the thread; the queues must be empty."""

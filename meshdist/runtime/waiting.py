@@ -250,7 +250,7 @@ class WaitObserver(Protocol):
         """
 
     def leave(self) -> None:
-        """Note that the thread that has waited for an async call goes on without it."""
+        """Note that the thread that has waited for async calls goes on."""
 
 
 # Until the first of these times it may still be proven that ranks wait for each other, which says it all.
@@ -350,7 +350,8 @@ def timed_out(error_prefix: str, timeout_s: float, waitable: Waitable, watch: Wa
     )
 
 
-def _has_news(waitable: Waitable) -> bool:
+def has_news(waitable: Waitable) -> bool:
+    """Return whether `waitable` is ready, or raises."""
     try:
         return waitable.ready()
     except Exception:  # it is raised again where the waitable's own caller checks it
@@ -364,7 +365,7 @@ def wait_any(waitables: Sequence[Waitable], bell: Doorbell, longest_s: float) ->
     try:
         # The first sleep is short in case a peer did not see the arming; without peers it is not needed.
         for poll_interval_s in (FIRST_POLL_INTERVAL_S, longest_s) if waitables else (longest_s,):
-            if any(map(_has_news, waitables)):
+            if any(map(has_news, waitables)):
                 return
             if bell.wait(min(poll_interval_s, *(waitable.poll_interval_s() for waitable in waitables), longest_s)):
                 return

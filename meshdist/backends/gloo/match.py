@@ -162,8 +162,11 @@ class GlooRecvRequest(RecvRequest):
     def _sources(self) -> Sequence[int]:
         """Return the ranks of which one must send; none if its message has come, or something is under way."""
         # A message that another thread reads, or that is read to count what has arrived, may have ended it.
-        is_moving = self.done or self.message is not None or self.queue.arriving or self.queue.pending
+        is_moving = self.done or self.message is not None or self.queue.arriving
         return () if is_moving else self._receiver.awaited
+
+    def sends_to(self) -> list[int]:
+        return self.queue.sends_besides()
 
     def reads_in(self) -> str:
         return self._receiver.reads_in
