@@ -26,7 +26,6 @@ from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import current_world, resolve
 from meshdist.runtime.context import GroupLike
 from meshdist.tensor.dtensor import DTensor, coordinate_in
-from meshdist.tensor.moves import move
 
 # Where blocks begin in the memory that asynchronous saves copy into: at lines of caches.
 _ALIGNED_BYTES = 64
@@ -382,8 +381,7 @@ def _blocks(peers: Peers, plan: Plan, named: Named, held: dict[str, Held]) -> li
         how = held[stored_name]
         elements, block = array.array if isinstance(array, PerRank) else array, whole(how.shape)
         if isinstance(array, DTensor) and how.layout is not None:
-            local = array.to_local()
-            elements = local if how.layout is array.layout else move(local, array.layout, how.layout, array.mesh)
+            elements = array._moved(how.layout)
             elements = elements.get() if array.mesh.device_type == "cuda" else elements
             block = index_at(how.layout, coordinate_in(array.mesh))
         for number, piece in enumerate(plan.pieces[stored_name]):

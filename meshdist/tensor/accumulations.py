@@ -10,6 +10,7 @@ import numpy as np
 
 from meshdist.arrays.reduce_op import ReduceOp
 from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.tensor.agreement import comparing, words_of
 from meshdist.tensor.array_reductions import PENDING, REDUCE_OPS, identity_of, joined, without_nan
 from meshdist.tensor.dispatch import implements, refuse
 from meshdist.tensor.distribution import array_module
@@ -47,15 +48,15 @@ def accumulate(ufunc: np.ufunc, array: Any, axis: Any = 0, dtype: Any = None, ou
     else:
         refuse(f"{name} on {array_module(mesh).__name__}")
     if axes:
-        local = _continued(local, ufunc, dim, axes, mesh)
-    return written(name, wrap(local, source, mesh), out)
+        local = _continued(local, ufunc, dim, axes, mesh, words_of(name, source))
+    return written(name, wrap(local, source, mesh, array._origin if source.pending else None), out)
 
 
 # CuPy's ufuncs do not accumulate.
 _NAMES: dict[np.ufunc, str] = {np.add: "cumsum", np.multiply: "cumprod"}
 
 
-def _continued(local: Any, ufunc: np.ufunc, dim: int, axes: tuple[int, ...], mesh: DeviceMesh) -> Any:
+def _continued(local: Any, ufunc: np.ufunc, dim: int, axes: tuple[int, ...], mesh: DeviceMesh, words: str) -> Any:
     """Combine every block's running reduction with those of the blocks before it, in place."""
     before: Any = None  # the reduction of the blocks before this one; None for none
     # The blocks along inner axes make one block along an outer axis: first those in the same outer block, then others.
@@ -65,27 +66,29 @@ def _continued(local: Any, ufunc: np.ufunc, dim: int, axes: tuple[int, ...], mes
         shape = (*local.shape[:dim], 1, *local.shape[dim + 1 :])
         total = array_module(mesh).full(shape, identity_of(ufunc, local.dtype), local.dtype)
     for axis in reversed(axes):
-        prefix = _exscan(total, ufunc, axis, mesh)
+        prefix = _exscan(total, ufunc, axis, mesh, words)
         if mesh.get_local_rank(axis):
             before = prefix if before is None else ufunc(prefix, before)
         if axis != axes[0]:
-            total = joined(total.copy(), ufunc, (axis,), mesh)
+            total = joined(total.copy(), ufunc, (axis,), mesh, words)
     if before is not None and local.size:
         ufunc(before, local, out=local)
     return local
 
 
-def _exscan(total: Any, ufunc: np.ufunc, axis: int, mesh: DeviceMesh) -> Any:
+def _exscan(total: Any, ufunc: np.ufunc, axis: int, mesh: DeviceMesh, words: str) -> Any:
     """Return the reduction of the totals of the ranks before this one along `axis`."""
     module = array_module(mesh)
     group, op = mesh.get_group(axis), REDUCE_OPS[ufunc]
     copied = module.ascontiguousarray(total).reshape(total.shape)
     if copied.dtype.kind != "c" or op is ReduceOp.SUM:
         copied = copied.copy()
-        group.exscan(copied, op)
+        with comparing(group, words):
+            group.exscan(copied, op)
         return copied
     every = module.empty((mesh.shape[axis], *copied.shape), copied.dtype)
-    group.all_gather_into_tensor(every, copied)
+    with comparing(group, words):
+        group.all_gather_into_tensor(every, copied)
     rank = mesh.get_local_rank(axis)
     return ufunc.reduce(every[:rank], axis=0) if rank else copied
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from meshdist.tensor.agreement import origin_of
 from meshdist.tensor.dispatch import NUMBERS
 from meshdist.tensor.known_calls import known_ufuncs
 
@@ -26,6 +27,16 @@ def _binary(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
         return ufunc(self, other)
 
     return operator
+
+
+def _matmul(self: Any, other: Any) -> Any:
+    if type(other) is type(self) and other._mesh is self._mesh:
+        layout = known_ufuncs.get((np.matmul, self._layout, other._layout))
+        if layout is not None:
+            # Of arrays that are sharded along what is summed over, the product is a pending sum.
+            origin = origin_of(self._layout, other._layout) if layout.pending else None
+            return self._wrapped(np.matmul(self._local, other._local), layout, self._mesh, origin)
+    return np.matmul(self, other)
 
 
 def _reflected(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
@@ -72,7 +83,7 @@ class ArrayOperators:
     __ifloordiv__ = _in_place(np.floor_divide)
     __mod__, __rmod__, __imod__ = _binary(np.remainder), _reflected(np.remainder), _in_place(np.remainder)
     __pow__, __rpow__, __ipow__ = _binary(np.power), _reflected(np.power), _in_place(np.power)
-    __matmul__, __rmatmul__ = _binary(np.matmul), _reflected(np.matmul)
+    __matmul__, __rmatmul__ = _matmul, _reflected(np.matmul)
     __imatmul__ = _in_place(np.matmul)
     __and__, __rand__, __iand__ = _binary(np.bitwise_and), _reflected(np.bitwise_and), _in_place(np.bitwise_and)
     __or__, __ror__, __ior__ = _binary(np.bitwise_or), _reflected(np.bitwise_or), _in_place(np.bitwise_or)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import numpy as np
 
 from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.tensor.agreement import Origin, inherited, origin_of
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.dispatch import NUMBERS, deferring, implementation_of, implementation_of_ufunc, refuse
 from meshdist.tensor.known_calls import called, known_ufuncs
@@ -41,16 +42,21 @@ class ArrayProtocols:
     _local: Any
     _layout: ArrayLayout
     _mesh: DeviceMesh
+    _origin: Origin
 
     __array_priority__ = 1000
 
     @classmethod
-    def _wrapped(cls, local: Any, layout: ArrayLayout, mesh: DeviceMesh) -> Any:
-        """Return the array of this rank's block `local`, whose shape must be that of the layout's block."""
+    def _wrapped(cls, local: Any, layout: ArrayLayout, mesh: DeviceMesh, origin: Origin = None) -> Any:
+        """Return the array of this rank's block `local`, whose shape must be that of the layout's block.
+
+        Of a pending reduction, `origin` is what it was computed from.
+        """
         array: Any = _new(cls)
         array._local = np.asarray(local) if isinstance(local, np.generic) else local  # ufuncs of 0-d arrays: scalars
         array._layout = layout
         array._mesh = mesh
+        array._origin = origin
         return array
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
@@ -59,13 +65,19 @@ class ArrayProtocols:
             layouts = [x._layout if type(x) is kind else None if type(x) in NUMBERS else _unknown for x in inputs]
             result = known_ufuncs.get((ufunc, *layouts))
             if result is not None and all(x._mesh is self._mesh for x in inputs if type(x) is kind):
-                return self._wrapped(ufunc(*[x._local if type(x) is kind else x for x in inputs]), result, self._mesh)
+                made = self._wrapped(ufunc(*[x._local if type(x) is kind else x for x in inputs]), result, self._mesh)
+                if result.pending:
+                    made._origin = origin_of(*layouts)
+                return made
         if deferring and any(type(x) in deferring for x in inputs):
             return NotImplemented
         implementation = implementation_of_ufunc(ufunc, method)
         if implementation is None:
             refuse(f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}"))
-        return implementation(ufunc, *inputs, **kwargs)
+        made = implementation(ufunc, *inputs, **kwargs)
+        if type(made) is type(self) and not made._layout.pending:
+            return made
+        return inherited(made, type(self), inputs, kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if not deferring.isdisjoint(types):

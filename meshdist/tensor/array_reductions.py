@@ -16,6 +16,7 @@ import numpy as np
 from meshdist.arrays.reduce_op import ReduceOp, identity
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.runtime.plan_cache import remember
+from meshdist.tensor.agreement import Origin, comparing, merged, origin_of, words_of
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.dispatch import implements, refuse
 from meshdist.tensor.distribution import array_module
@@ -53,6 +54,7 @@ class _Plan(NamedTuple):
         result: The result's layout, with its pending reductions.
         joined: The mesh axes along which the ranks reduce their results at once.
         once: The mesh axes whose first rank alone begins with `initial`.
+        origin: The result's, if it is a pending reduction along axes that shard the array.
     """
 
     dims: tuple[int, ...]
@@ -61,6 +63,7 @@ class _Plan(NamedTuple):
     result: ArrayLayout
     joined: tuple[int, ...]
     once: tuple[int, ...]
+    origin: Origin
 
 
 _plans: dict[tuple[Any, ...], _Plan] = {}
@@ -123,8 +126,10 @@ def reduce(
     else:
         local = reduced_by_name(array_module(mesh), ufunc, block, plan.dims, plan.dtype, keepdims, **options)
     if plan.joined:
-        local = joined(local, ufunc, plan.joined, mesh)
-    result = wrap(local, plan.result, mesh)
+        local = joined(local, ufunc, plan.joined, mesh, words_of(f"np.{ufunc.__name__}.reduce", plan.source))
+    result = wrap(local, plan.result, mesh, plan.origin)
+    if array._origin is not None and plan.result.pending:
+        result._origin = merged(array._origin, plan.origin)
     return result if out is None else written(f"np.{ufunc.__name__}.reduce", result, out)
 
 
@@ -234,7 +239,8 @@ def _planned(
     result = without_dims(source, dims, bool(keepdims), tuple(pending.items()))
     if out is not None:
         checked_out(f"np.{ufunc.__name__}.reduce", out, result.shape)
-    return _Plan(dims, result_dtype, source, result, () if op else axes, (*axes, *source.pending))
+    origin = origin_of(source) if axes and op else None
+    return _Plan(dims, result_dtype, source, result, () if op else axes, (*axes, *source.pending), origin)
 
 
 def _probed(
@@ -275,7 +281,8 @@ def _masked(name: str, array: DTensor, mask: DTensor) -> tuple[DTensor, Any]:
     """Return an array and the block of its mask, both sharded the same way."""
     labels = [tuple(range(-x.ndim, 0)) for x in (array, mask)]
     blocks, alignment, mesh = aligned(name, (array, mask), labels, _of_first)
-    return wrap(blocks[0], alignment.targets[0], mesh), blocks[1]
+    target = alignment.targets[0]
+    return wrap(blocks[0], target, mesh, array._origin if target.pending else None), blocks[1]
 
 
 def _of_first(states: States) -> tuple[str, States] | None:
@@ -296,20 +303,24 @@ def identity_of(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Any:
     return identity(op, dtype) if dtype.kind != "c" else complex(*[identity(op, dtype.type(0).real.dtype)] * 2)
 
 
-def joined(local: Any, ufunc: np.ufunc, axes: Sequence[int], mesh: DeviceMesh) -> Any:
-    """Return the reduction by `ufunc` of what the ranks along `axes` of the mesh hold; may write into `local`."""
+def joined(local: Any, ufunc: np.ufunc, axes: Sequence[int], mesh: DeviceMesh, words: str) -> Any:
+    """Return the reduction by `ufunc` of what the ranks along `axes` of the mesh hold; may write into `local`.
+
+    The ranks compare `words`, which tell the operation and the layout of its array.
+    """
     module = array_module(mesh)
     op = REDUCE_OPS.get(ufunc)
     local = module.asarray(local)
     for axis in axes:
         group = mesh.get_group(axis)
         local = module.ascontiguousarray(local).reshape(local.shape)
-        if op is not None and (local.dtype.kind != "c" or op is ReduceOp.SUM):
-            group.all_reduce(local, op)
-        else:
+        with comparing(group, words):
+            if op is not None and (local.dtype.kind != "c" or op is ReduceOp.SUM):
+                group.all_reduce(local, op)
+                continue
             every = module.empty((mesh.shape[axis], *local.shape), local.dtype)
             group.all_gather_into_tensor(every, local)
-            local = module.asarray(ufunc.reduce(every, axis=0))
+        local = module.asarray(ufunc.reduce(every, axis=0))
     return local
 
 

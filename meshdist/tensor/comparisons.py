@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from meshdist.tensor.agreement import words_of
 from meshdist.tensor.array_layout import ArrayLayout, is_whole
 from meshdist.tensor.array_reductions import (
     NOT_GIVEN,
@@ -132,9 +133,10 @@ def _located(function: Callable[..., Any], ufunc: np.ufunc, a: DTensor, dims: tu
     else:
         at = module.full(lines.shape[:-1], _NOWHERE, np.intp)
         values = module.full(lines.shape[:-1], identity_of(ufunc, a.dtype), a.dtype)
-    best = joined(values.copy(), ufunc, axes, a.mesh)
+    words = words_of(f"np.{function.__name__}", layout)
+    best = joined(values.copy(), ufunc, axes, a.mesh, words)
     # Where the extremum is NaN, the ranks that hold a NaN have it.
-    return joined(module.where((values == best) | (values != values), at, _NOWHERE), np.minimum, axes, a.mesh)
+    return joined(module.where((values == best) | (values != values), at, _NOWHERE), np.minimum, axes, a.mesh, words)
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:

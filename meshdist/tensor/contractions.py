@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshdist.system.plurals import counted
+from meshdist.tensor.agreement import Origin, merged, origin_of
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.diagonals import diagonal
 from meshdist.tensor.dispatch import implements
@@ -53,14 +54,17 @@ def contracted(
     passes = _one_pending_sum if exact and finite else None
     blocks, alignment, mesh = aligned(name, operands, labels, passes)
     layouts = tuple([x.layout for x in operands])
-    layout = _result_layout(layouts, tuple(labels), result, passes)
-    return wrap(compute(*blocks), layout, mesh), alignment
+    layout, origin = _result_layout(layouts, tuple(labels), result, passes)
+    if alignment.pending:
+        origin = merged(origin, *[x._origin for x in operands])
+    return wrap(compute(*blocks), layout, mesh, origin), alignment
 
 
 @lru_cache(10_000)
 def _result_layout(
     layouts: tuple[ArrayLayout, ...], labels: tuple[Labels, ...], result: Labels, passes: Passes | None
-) -> ArrayLayout:
+) -> tuple[ArrayLayout, Origin]:
+    """Return the layout of the result, and its origin if it is a sum over labels that are cut."""
     alignment = align(layouts, labels, passes)
     extents: dict[Hashable, int] = {}
     for layout, names in zip(layouts, labels, strict=True):
@@ -68,11 +72,13 @@ def _result_layout(
             if extents.get(label, 1) == 1:
                 extents[label] = rows
     pending = dict(alignment.pending)
+    origin = None
     for label, cut in alignment.cuts.items():
         if label not in result:
             pending.update(dict.fromkeys(cut.axes, "sum"))
+            origin = origin_of(*layouts)
     shape = tuple(extents[label] for label in result)
-    return ArrayLayout.of_cuts(shape, layouts[0].mesh_shape, alignment.cuts_of(result), pending)
+    return ArrayLayout.of_cuts(shape, layouts[0].mesh_shape, alignment.cuts_of(result), pending), origin
 
 
 # ---- Ufuncs with a signature: the labels of the operands' last dimensions, and of the result's

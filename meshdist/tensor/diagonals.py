@@ -26,7 +26,8 @@ def diagonal(a: DTensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> DTe
         block = require("np.diagonal", a, source, "at most one of the two dimensions may be sharded")
     index = source.index(coordinate_in(a.mesh))
     # Of a block that begins at row r and column c, the diagonal is that of offset + r - c.
-    return wrap(np.diagonal(block, offset + index[dims[0]].start - index[dims[1]].start, *dims), result, a.mesh)
+    local = np.diagonal(block, offset + index[dims[0]].start - index[dims[1]].start, *dims)
+    return wrap(local, result, a.mesh, a._origin)
 
 
 @lru_cache(1000)
@@ -76,10 +77,11 @@ def diag(v: DTensor, k: int = 0) -> DTensor:
     if k:
         whole = v.layout.with_cuts((None,))
         block = np.diag(require("np.diag", v, whole, f"the matrix has {abs(k)} rows more than the vector"), k)
-        return wrap(block, ArrayLayout.of_cuts(block.shape, v.mesh.shape, (None, None), whole.pending), v.mesh)
+        layout = ArrayLayout.of_cuts(block.shape, v.mesh.shape, (None, None), whole.pending)
+        return wrap(block, layout, v.mesh, v._origin)
     layout = ArrayLayout.of_cuts(v.shape * 2, v.mesh.shape, (v.layout.cuts[0], None), v.layout.pending)
     (held,) = v.layout.index(coordinate_in(v.mesh))
     block = array_module(v.mesh).zeros(layout.local_shape(coordinate_in(v.mesh)), v.dtype)
     rows = np.arange(held.stop - held.start)
     block[rows, rows + held.start] = v.to_local()
-    return wrap(block, layout, v.mesh)
+    return wrap(block, layout, v.mesh, v._origin)

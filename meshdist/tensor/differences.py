@@ -46,7 +46,7 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = np._NoValue, append:
     layout = shortened(a.layout, dim, n)
     rows = layout.local_shape(coordinate_in(a.mesh))[dim]
     block = np.diff(with_rows_around(a, dim, 0, n), n, dim)
-    return wrap(block[(slice(None),) * dim + (slice(0, rows),)], layout, a.mesh)
+    return wrap(block[(slice(None),) * dim + (slice(0, rows),)], layout, a.mesh, a._origin)
 
 
 @localizes(np.diff)

@@ -11,6 +11,7 @@ import numpy as np
 
 from meshdist.collectives.all_to_all_single import all_to_all_single
 from meshdist.groups.process_group import ProcessGroup
+from meshdist.tensor.agreement import origin_of, words_of
 from meshdist.tensor.array_layout import ArrayLayout, Cut, is_cut
 from meshdist.tensor.dispatch import implements
 from meshdist.tensor.distribution import array_module
@@ -62,7 +63,8 @@ def unique(
         return unique(every, return_index, return_inverse, return_counts, axis, equal_nan=equal_nan)
     axes, sizes = _all_cuts(layout)
     group = group_of(mesh, axes)
-    values, places = sample_sort(local.reshape(-1), sizes, group, mesh, return_index or return_inverse)
+    words = words_of("np.unique", layout)
+    values, places = sample_sort(local.reshape(-1), sizes, group, mesh, return_index or return_inverse, words)
     starts = np.array([0, *accumulate(sizes)])
     keeps = _is_first(values, sizes, group, equal_nan)
     first = np.flatnonzero(on_host(keeps)) + starts[group.rank()]
@@ -179,4 +181,5 @@ def isin(
     layout = ArrayLayout.of_cuts(element.shape, mesh.shape, alignment.cuts_of(labels[0]), pending)
     module = array_module(mesh)
     block, others = module.asarray(block), module.asarray(others)
-    return wrap(module.isin(block, others, invert=invert, **({"kind": kind} if kind else {})), layout, mesh)
+    origin = origin_of(*alignment.targets) if pending else None
+    return wrap(module.isin(block, others, invert=invert, **({"kind": kind} if kind else {})), layout, mesh, origin)

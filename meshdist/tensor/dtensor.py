@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.runtime.plan_cache import remember
 from meshdist.system.name_hints import explaining
+from meshdist.tensor.agreement import Origin
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.array_methods import ArrayMethods
 from meshdist.tensor.array_operators import ArrayOperators
@@ -58,11 +59,12 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
         (DTensor((4,) float64 as {'dp': Shard(0)}, rank 1 holds [2:4]), [2.8284271247461903, 3.4641016151377544], 6.0)
     """
 
-    __slots__ = ("__weakref__", "_layout", "_local", "_mesh")
+    __slots__ = ("__weakref__", "_layout", "_local", "_mesh", "_origin")
 
     _local: Any
     _layout: ArrayLayout
     _mesh: DeviceMesh
+    _origin: Origin  # None, except of a pending reduction
 
     def __init__(self) -> None:
         raise TypeError("DTensor: use distribute_tensor, DTensor.from_local, DTensor.from_callback, zeros, ...")
@@ -202,12 +204,11 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
         if root is None:
             whole = self._layout.shape
             target = ArrayLayout.of_cuts(whole, self._layout.mesh_shape, (None,) * len(whole), {})
-            return self._local.copy() if target is self._layout else move(self._local, self._layout, target, self._mesh)
+            return self._local.copy() if target is self._layout else self._moved(target)
         if not 0 <= root < self._mesh.size():
             raise ValueError(f"full: root must be a rank of the mesh, 0 to {self._mesh.size() - 1}, got {root}")
         resolved = self._layout.resolved()
-        local = self._local if resolved is self._layout else move(self._local, self._layout, resolved, self._mesh)
-        return gather_to(local, resolved, self._mesh, root)
+        return gather_to(self._moved(resolved), resolved, self._mesh, root)
 
     def full_tensor(self) -> Any:
         """Return `full()`, by torch's name."""
@@ -282,7 +283,14 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
         target = self._target(placements)
         if target is self._layout:
             return self
-        return wrap(move(self._local, self._layout, target, self._mesh), target, self._mesh)
+        if self._origin is None:
+            return wrap(move(self._local, self._layout, target, self._mesh), target, self._mesh)
+        local = move(self._local, self._layout, target, self._mesh, self._origin)
+        return wrap(local, target, self._mesh, self._origin if target.pending else None)
+
+    def _moved(self, target: ArrayLayout) -> Any:
+        """Return this rank's block of another layout of the array; of the same layout, the block itself."""
+        return move(self._local, self._layout, target, self._mesh, self._origin)
 
     @explaining
     def redistribution(self, placements: Placements | None = None) -> str:
@@ -314,10 +322,10 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
     # ---- Parts and copies
 
     def __copy__(self) -> DTensor:
-        return wrap(self._local.copy(), self._layout, self._mesh)
+        return wrap(self._local.copy(), self._layout, self._mesh, self._origin)
 
     def __deepcopy__(self, memo: Any) -> DTensor:
-        return wrap(self._local.copy(), self._layout, self._mesh)
+        return wrap(self._local.copy(), self._layout, self._mesh, self._origin)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return np.asarray, (self._whole("pickling"),)
@@ -329,7 +337,11 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
         method("__setitem__")(self, key, value)
 
 
-wrap: Callable[[Any, ArrayLayout, DeviceMesh], DTensor] = DTensor._wrapped
+class _Wrap(Protocol):
+    def __call__(self, local: Any, layout: ArrayLayout, mesh: DeviceMesh, origin: Origin = None, /) -> DTensor: ...
+
+
+wrap: _Wrap = DTensor._wrapped
 
 
 def coordinate_in(mesh: DeviceMesh) -> tuple[int, ...]:

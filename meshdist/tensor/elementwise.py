@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.tensor.agreement import Origin
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.dispatch import NUMBERS, implements, refuse
 from meshdist.tensor.dtensor import DTensor, wrap
@@ -20,7 +21,7 @@ from meshdist.tensor.index_space import (
     trailing,
 )
 from meshdist.tensor.known_calls import remember_ufunc
-from meshdist.tensor.operands import NO_DTENSOR_OUT, aligned, as_operand, may_pass, mesh_of, require
+from meshdist.tensor.operands import NO_DTENSOR_OUT, aligned, as_operand, may_pass, mesh_of, origin_among, require
 
 _PASSES: dict[np.ufunc, Passes] = {
     np.add: additive,
@@ -72,10 +73,11 @@ def call(
     layout = ArrayLayout.of_cuts(shape, mesh.shape, alignment.cuts_of(range(-len(shape), 0)), alignment.pending)
     if not kwargs and not masked:
         remember(ufunc, operands, layout, alignment.targets)
+    origin = origin_among(operands, layout)
     if not outs:
         results = ufunc(*blocks[: ufunc.nin], **kwargs, **({"where": blocks[ufunc.nin]} if masked else {}))
-        return _wrapped(results, layout, mesh)
-    return _into(ufunc, name, blocks, layout, out or (), kwargs, masked, mesh)
+        return _wrapped(results, layout, mesh, origin)
+    return _into(ufunc, name, blocks, layout, out or (), kwargs, masked, mesh, origin)
 
 
 def _array(operand: Any, name: str) -> Any:
@@ -145,10 +147,10 @@ def remember(ufunc: np.ufunc, operands: tuple[Any, ...], layout: ArrayLayout, ta
         remember_ufunc(ufunc, layouts, layout)
 
 
-def _wrapped(results: Any, layout: ArrayLayout, mesh: DeviceMesh) -> Any:
+def _wrapped(results: Any, layout: ArrayLayout, mesh: DeviceMesh, origin: Origin) -> Any:
     if isinstance(results, tuple):
-        return tuple(wrap(result, layout, mesh) for result in results)
-    return wrap(results, layout, mesh)
+        return tuple(wrap(result, layout, mesh, origin) for result in results)
+    return wrap(results, layout, mesh, origin)
 
 
 def _into(
@@ -160,6 +162,7 @@ def _into(
     kwargs: dict[str, Any],
     masked: bool,
     mesh: DeviceMesh,
+    origin: Origin,
 ) -> Any:
     """Compute into the blocks of `out`; where they lie otherwise than the result, move it there."""
     inputs = blocks[: ufunc.nin]
@@ -169,6 +172,8 @@ def _into(
             raise ValueError(f"{name}: out= must have the shape {layout.shape} of the result, got {given.shape}")
     if all(given is not None and given.layout is layout for given in out):
         ufunc(*inputs, out=tuple(given.to_local() for given in out), **masks, **kwargs)
+        for given in out:
+            given._origin = origin
         return out[0] if len(out) == 1 else out
     if masked:
         raise ValueError(
@@ -178,12 +183,13 @@ def _into(
     results = ufunc(*inputs, **kwargs)
     returned = []
     for result, given in zip(results if isinstance(results, tuple) else (results,), out, strict=True):
-        made = wrap(result, layout, mesh)
+        made = wrap(result, layout, mesh, origin)
         if given is None:
             returned.append(made)
             continue
         why = f"out=, or the array changed in place, is {given.layout.describe(mesh.mesh_dim_names)}"
         local = require(name, made, given.layout, why, f"{name}(...)", may_be_shifted=True)
         np.copyto(given.to_local(), local, casting=kwargs.get("casting", "same_kind"))
+        given._origin = origin if given.layout.pending else None
         returned.append(given)
     return returned[0] if len(returned) == 1 else tuple(returned)

@@ -84,20 +84,21 @@ def _transformed(name: str, a: Any, transforms: Sequence[tuple[Any, int, int, in
     is_linear = a.dtype.kind in "fc" and set(layout.pending.values()) <= {"sum", "avg"}
     if layout.pending and not is_linear:
         resolved = layout.resolved()
-        local, layout = move(local, layout, resolved, a.mesh), resolved
+        local, layout = a._moved(resolved), resolved
+    origin = a._origin if layout.pending else None
     plan = plan_of(layout, tuple(transforms))
     if plan is None:  # one dimension, and it is cut
         whole = layout.with_cuts([None] * layout.ndim)
         why = f"dimension {transforms[0][2]} must not be sharded, and no other dimension can be sharded instead"
-        local = require(name, wrap(local, layout, a.mesh), whole, why)
+        local = require(name, wrap(local, layout, a.mesh, origin), whole, why)
         plan = plan_of(whole, tuple(transforms))
         assert plan is not None
         layout = whole
     for step in plan.steps:
         if step.before is not layout:
-            local = move(local, layout, step.before, a.mesh)
+            local = move(local, layout, step.before, a.mesh, origin)
         local, layout = step.transform(local, step.n, step.dim, norm), step.after
-    return wrap(local if layout is plan.result else move(local, layout, plan.result, a.mesh), plan.result, a.mesh)
+    return wrap(move(local, layout, plan.result, a.mesh, origin), plan.result, a.mesh, origin)
 
 
 def _rows(function: Any, n: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from meshdist.tensor.agreement import origin_of, words_of
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.array_reductions import joined, reduced_by_name
 from meshdist.tensor.dispatch import implements, refuse
@@ -47,19 +48,19 @@ def _cutting(layout: ArrayLayout) -> tuple[int, ...]:
     return tuple(sorted(axis for dim in range(layout.ndim) for axis in layout.axes_of(dim)))
 
 
-def _extrema(block: Any, layout: ArrayLayout, mesh: Any) -> tuple[Any, Any]:
+def _extrema(name: str, block: Any, layout: ArrayLayout, mesh: Any) -> tuple[Any, Any]:
     """Return the least and the greatest element of all ranks' blocks, not all of which are empty."""
     found = []
     for ufunc in (np.minimum, np.maximum):
         own = reduced_by_name(array_module(mesh), ufunc, block, tuple(range(block.ndim)), block.dtype, False)
-        whole = joined(own.reshape(1), ufunc, _cutting(layout), mesh)
+        whole = joined(own.reshape(1), ufunc, _cutting(layout), mesh, words_of(name, layout))
         found.append((whole.get() if hasattr(whole, "get") else whole)[0])
     return found[0], found[1]
 
 
 def _counts(local: Any, layout: ArrayLayout, mesh: Any) -> DTensor:
     pending = dict.fromkeys(_cutting(layout), "sum")
-    return wrap(local, ArrayLayout.of_cuts(local.shape, mesh.shape, (None,), pending), mesh)
+    return wrap(local, ArrayLayout.of_cuts(local.shape, mesh.shape, (None,), pending), mesh, origin_of(layout))
 
 
 @implements(np.bincount)
@@ -77,7 +78,7 @@ def bincount(x: Any, /, weights: Any = None, minlength: int = 0) -> DTensor:
     block, of_block, layout, mesh = _with_weights("np.bincount", x, weights)
     length = operator.index(minlength)
     if layout.shape[0]:
-        least, most = _extrema(block, layout, mesh)
+        least, most = _extrema("np.bincount", block, layout, mesh)
         if least < 0:
             raise ValueError("'list' argument must have no negative elements")
         length = max(length, int(most) + 1)
@@ -87,13 +88,13 @@ def bincount(x: Any, /, weights: Any = None, minlength: int = 0) -> DTensor:
     return _counts(counts, layout, mesh)
 
 
-def _range_of(a: Any, bins: Any, limits: Any, layout: ArrayLayout, mesh: Any) -> Any:
+def _range_of(name: str, a: Any, bins: Any, limits: Any, layout: ArrayLayout, mesh: Any) -> Any:
     """Return `range=` of a histogram as all ranks must have it: the extrema of the array where none is given."""
     if isinstance(bins, str):
         refuse("np.histogram(bins=) as the name of an estimator")
     if limits is not None or np.ndim(bins):
         return limits
-    return _extrema(a, layout, mesh) if 0 not in layout.shape else (0, 1)
+    return _extrema(name, a, layout, mesh) if 0 not in layout.shape else (0, 1)
 
 
 def _refuse_complex(name: str, a: Any, bins: Any, limits: Any) -> None:
@@ -125,7 +126,7 @@ def histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, we
     np.histogram(sample, bins if np.ndim(bins) else 1, range, weights=of_weights)
     block, of_block, layout, mesh = _with_weights("np.histogram", a, weights)
     block = block.astype(np.uint8) if block.dtype == bool else block
-    limits = _range_of(block, bins, range, layout, mesh)
+    limits = _range_of("np.histogram", block, bins, range, layout, mesh)
     counts, edges = array_module(mesh).histogram(block, bins, limits, weights=of_block)
     made = _counts(counts, layout, mesh)
     held = wrap(edges, ArrayLayout.of_cuts(edges.shape, mesh.shape, (None,), {}), mesh)
@@ -147,5 +148,6 @@ def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any 
         raise ValueError("weights should have the same shape as a.")
     block, _, layout, mesh = _with_weights("np.histogram_bin_edges", a, weights)
     block = block.astype(np.uint8) if block.dtype == bool else block
-    edges = array_module(mesh).histogram_bin_edges(block, bins, _range_of(block, bins, range, layout, mesh))
+    limits = _range_of("np.histogram_bin_edges", block, bins, range, layout, mesh)
+    edges = array_module(mesh).histogram_bin_edges(block, bins, limits)
     return wrap(edges, ArrayLayout.of_cuts(edges.shape, mesh.shape, (None,), {}), mesh)

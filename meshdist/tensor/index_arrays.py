@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.tensor.agreement import comparing, merged, origin_of, words_of
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
@@ -46,14 +47,16 @@ def gathered(y: DTensor, dims: Sequence[int], arrays: Sequence[Any]) -> tuple[DT
     shape = [y.shape[dim] for dim in rest]
     cuts = alignment.cuts_of([("x", dim) for dim in rest])
     cuts_of_indices = alignment.cuts_of(range(-width, 0))
-    pending = dict(alignment.pending) | dict.fromkeys(open_axes(lying, dims), pending_op(y))
+    lost = open_axes(lying, dims)
+    pending = dict(alignment.pending) | dict.fromkeys(lost, pending_op(y))
     layout = ArrayLayout.of_cuts(
         (*shape[:place], *shape_of_indices, *shape[place:]),
         mesh.shape,
         (*cuts[:place], *cuts_of_indices, *cuts[place:]),
         pending,
     )
-    return wrap(picked, layout, mesh), place, width
+    origin = merged(y._origin, origin_of(lying) if lost else None) if pending else None
+    return wrap(picked, layout, mesh, origin), place, width
 
 
 def checked_indices(shape: tuple[int, ...], dims: Sequence[int], arrays: Sequence[Any]) -> tuple[int, tuple[int, ...]]:
@@ -125,9 +128,9 @@ def masked(y: DTensor, dim: int, mask: Any) -> DTensor:
     """
     inner = range(dim + 1, dim + mask.ndim)
     why = "only the first dimension of a mask may be sharded, since the elements are in the order of all dimensions"
-    y = wrap(*uncut(_NAME, y, inner, why), y.mesh)
+    y = wrap(*uncut(_NAME, y, inner, why), y.mesh, y._origin)
     if isinstance(mask, DTensor):
-        mask = wrap(*uncut(_NAME, mask, [at - dim for at in inner], why, "mask"), mask.mesh)
+        mask = wrap(*uncut(_NAME, mask, [at - dim for at in inner], why, "mask"), mask.mesh, mask._origin)
     labels = (tuple(range(y.ndim)), tuple(range(dim, dim + mask.ndim)))
     (block, local), alignment, mesh = aligned(_NAME, [y, mask], labels, moved_by_others, ("x", "mask"))
     rows, cut = rows_of_mask(mask, local, alignment.cuts.get(dim), mesh)
@@ -138,7 +141,8 @@ def masked(y: DTensor, dim: int, mask: Any) -> DTensor:
         (*cuts[:dim], cut, *cuts[dim + mask.ndim :]),
         alignment.pending,
     )
-    return wrap(block[along(dim, array_module(mesh).asarray(local))], layout, mesh)
+    origin = y._origin if layout.pending else None
+    return wrap(block[along(dim, array_module(mesh).asarray(local))], layout, mesh, origin)
 
 
 def rows_of_mask(mask: Any, local: Any, cut: Cut | None, mesh: DeviceMesh) -> tuple[int, Cut | None]:
@@ -154,7 +158,8 @@ def rows_of_mask(mask: Any, local: Any, cut: Cut | None, mesh: DeviceMesh) -> tu
         return int(local.sum()), None
     whole = mask.to_local() if isinstance(mask, DTensor) else mask
     if isinstance(mask, DTensor) and not mask.layout.is_replicated:
-        counts = _told(int(local.sum()), cut.axes, mesh)
+        target = mask.layout.resolved().with_cuts((cut, *[None] * (mask.ndim - 1)))
+        counts = _told(int(local.sum()), cut.axes, mesh, words_of("x[mask] with a mask", target))
     else:
         by_row = whole.reshape(whole.shape[0], -1).sum(1) if whole.size else np.zeros(whole.shape[0], int)
         before = [0, *map(int, by_row.cumsum())]
@@ -163,13 +168,15 @@ def rows_of_mask(mask: Any, local: Any, cut: Cut | None, mesh: DeviceMesh) -> tu
     return sum(counts), Cut(cut.axes, tuple(counts))
 
 
-def _told(count: int, axes: Sequence[int], mesh: DeviceMesh) -> list[int]:
+def _told(count: int, axes: Sequence[int], mesh: DeviceMesh, words: str) -> list[int]:
     """Return the counts of the ranks along `axes`, in row-major order."""
     module = array_module(mesh)
     counts = module.asarray([count], np.int64)
     for axis in reversed(axes):
         gathered_counts = [module.empty(len(counts), np.int64) for _ in range(mesh.shape[axis])]
-        mesh.get_group(axis).all_gather(gathered_counts, counts)
+        group = mesh.get_group(axis)
+        with comparing(group, words):
+            group.all_gather(gathered_counts, counts)
         counts = module.concatenate(gathered_counts)
     return [int(number) for number in counts.tolist()]
 

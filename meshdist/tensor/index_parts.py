@@ -11,6 +11,7 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from meshdist.runtime.plan_cache import remember
+from meshdist.tensor.agreement import Origin, merged, origin_of
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
@@ -27,6 +28,7 @@ class Part(NamedTuple):
         layout: The layout of the result.
         shape: The shape of this rank's block of the result.
         is_copied: Whether the result is a copy, since integers leave other ranks nothing to share with the array.
+        origin: The result's, if integers leave other ranks nothing.
     """
 
     key: tuple[Entry, ...]
@@ -34,6 +36,7 @@ class Part(NamedTuple):
     layout: ArrayLayout
     shape: tuple[int, ...]
     is_copied: bool
+    origin: Origin
 
 
 # The layouts of results that are what the same key takes of the block, by layout and key; and other parts, by layout,
@@ -56,10 +59,11 @@ def taken(x: DTensor, entries: list[Entry], known: Any = None) -> DTensor:
 
 
 def _of_block(x: DTensor, part: Part) -> DTensor:
+    origin = part.origin if x._origin is None else merged(x._origin, part.origin)
     if not part.is_held:
-        return wrap(nothing(part.shape, x), part.layout, x.mesh)
+        return wrap(nothing(part.shape, x), part.layout, x.mesh, origin)
     local = x.to_local()[part.key]
-    return wrap(local.copy() if part.is_copied else local, part.layout, x.mesh)
+    return wrap(local.copy() if part.is_copied else local, part.layout, x.mesh, origin)
 
 
 def taken_before(x: DTensor, known: Any) -> DTensor | None:
@@ -76,7 +80,7 @@ def _forward(x: DTensor, entries: list[Entry]) -> tuple[DTensor, list[Entry]]:
     block, layout = uncut(
         "x[key]", x, reversed_dims, f"a negative step would move rows of dimension {reversed_dims[0]} between ranks"
     )
-    return wrap(block, layout, x.mesh), entries
+    return wrap(block, layout, x.mesh, x._origin), entries
 
 
 def backward(layout: ArrayLayout, entries: Sequence[Entry]) -> list[tuple[int, int]]:
@@ -189,7 +193,8 @@ def _part(x: DTensor, entries: Sequence[Entry], coordinate: tuple[int, ...]) -> 
     lost = lost_axes(layout, entries)
     pending = dict(layout.pending) | dict.fromkeys(lost, pending_op(x))
     taken_layout = ArrayLayout.of_cuts(shape, layout.mesh_shape, cuts, pending)
-    return Part(tuple(key), is_held, taken_layout, taken_layout.local_shape(coordinate), bool(lost))
+    origin = origin_of(layout) if lost else None
+    return Part(tuple(key), is_held, taken_layout, taken_layout.local_shape(coordinate), bool(lost), origin)
 
 
 def _slice_of_cut(taken: range, cut: Cut, own: slice) -> tuple[slice, Cut]:

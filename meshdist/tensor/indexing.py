@@ -28,7 +28,7 @@ def getitem(x: DTensor, key: Any) -> DTensor:
     if known is not None:
         layout = view_layout(x._layout, known)
         if layout is not None:
-            return wrap(x._local[key], layout, x._mesh)
+            return wrap(x._local[key], layout, x._mesh, x._origin)
         result = taken_before(x, known)
         if result is not None:
             return result
@@ -111,7 +111,8 @@ def take_along_axis(arr: Any, indices: Any, axis: int | None = -1) -> DTensor:
     if arr.ndim != indices.ndim:
         raise ValueError("`indices` and `arr` must have the same number of dimensions")
     if isinstance(arr, DTensor):
-        arr = wrap(*uncut("np.take_along_axis", arr, [axis], f"it takes rows of dimension {axis}"), arr.mesh)
+        block, layout = uncut("np.take_along_axis", arr, [axis], f"it takes rows of dimension {axis}")
+        arr = wrap(block, layout, arr.mesh, arr._origin)
     shapes = [list(arr.shape), list(indices.shape)]
     shapes[0][axis] = 1
     try:

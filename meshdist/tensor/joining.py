@@ -17,7 +17,6 @@ from meshdist.tensor.index_keys import along, normalized
 from meshdist.tensor.index_parts import uncut
 from meshdist.tensor.index_space import Alignment, together
 from meshdist.tensor.known_calls import localizes, on_blocks
-from meshdist.tensor.moves import move
 from meshdist.tensor.operands import (
     aligned,
     checked_out,
@@ -25,6 +24,7 @@ from meshdist.tensor.operands import (
     local_of,
     may_pass,
     mesh_of,
+    origin_among,
     refuse_placements,
     written,
 )
@@ -55,7 +55,7 @@ def concatenate(
     layout = ArrayLayout.of_cuts(shape, mesh.shape, alignment.cuts_of(range(joined.ndim)), alignment.pending)
     module = array_module(mesh)
     local = module.concatenate([module.asarray(block) for block in blocks], axis).astype(joined.dtype, copy=False)
-    result = wrap(local, layout, mesh)
+    result = wrap(local, layout, mesh, origin_among(operands, layout))
     return written(name, result, checked_out(name, out, result.shape), casting)
 
 
@@ -76,7 +76,7 @@ def _uncut_all(name: str, operands: list[Any], axis: int) -> list[Any]:
         why = f"joining along dimension {axis}, which is sharded, would move rows between ranks"
         refuse_placements(name, operands, Alignment(targets, {}, {}, refused), mesh, why)
     return [
-        wrap(local_of(operand, target, mesh), target, mesh) if number in cut else operand
+        wrap(local_of(operand, target, mesh), target, mesh, operand._origin) if number in cut else operand
         for number, (operand, target) in enumerate(zip(operands, targets, strict=True))
     ]
 
@@ -189,7 +189,7 @@ def repeat(a: DTensor, repeats: Any, axis: int | None = None) -> DTensor:
         cuts[axis] = Cut(cut.axes, tuple(end - first for first, end in pairwise(edges)))
     layout = ArrayLayout.of_cuts(shape, a.layout.mesh_shape, cuts, a.layout.pending)
     local = a.to_local().repeat(repeats if np.size(repeats) == 1 else counts[held].tolist(), axis)
-    return wrap(local, layout, a.mesh)
+    return wrap(local, layout, a.mesh, a._origin)
 
 
 @implements(np.tile)
@@ -206,7 +206,7 @@ def tile(A: DTensor, reps: Any) -> DTensor:
     cuts = (None,) * added + layout.cuts
     module = array_module(A.mesh)
     tiled = ArrayLayout.of_cuts(shape, A.mesh.shape, cuts, layout.pending)
-    return wrap(module.tile(block, times), tiled, A.mesh)
+    return wrap(module.tile(block, times), tiled, A.mesh, A._origin)
 
 
 # ---- Padding
@@ -239,7 +239,8 @@ def pad(array: DTensor, pad_width: Any, mode: Any = "constant", **kwargs: Any) -
     if mode not in ("constant", "empty") and any(array.shape[dim] == 0 for dim in padded):
         raise ValueError(f"can't extend an empty axis using modes other than 'constant' or 'empty', got {mode!r}")
     if not isinstance(mode, str) or mode not in _AT_THE_EDGE:
-        array = wrap(*uncut("np.pad", array, padded, f"mode {mode!r} takes rows of the whole dimension"), array.mesh)
+        why = f"mode {mode!r} takes rows of the whole dimension"
+        array = wrap(*uncut("np.pad", array, padded, why), array.mesh, array._origin)
     layout = array.layout if mode in _MOVING else array.layout.resolved()
     block = local_of(array, layout, array.mesh)
     coordinate = coordinate_in(array.mesh)
@@ -263,7 +264,7 @@ def pad(array: DTensor, pad_width: Any, mode: Any = "constant", **kwargs: Any) -
     shape = [rows + int(pair.sum()) for rows, pair in zip(array.shape, widths, strict=True)]
     result = ArrayLayout.of_cuts(shape, layout.mesh_shape, cuts, layout.pending)
     padded_block = array_module(array.mesh).pad(block, local_widths or 0, mode, **kwargs)
-    return wrap(padded_block, result, array.mesh)
+    return wrap(padded_block, result, array.mesh, array._origin if result.pending else None)
 
 
 # ---- Reversing and rolling
@@ -276,7 +277,7 @@ def flip(m: DTensor, axis: Any = None) -> DTensor:
     if len(set(dims)) < len(dims):
         raise ValueError("repeated axis")
     block, layout = uncut("np.flip", m, dims, "reversing a dimension moves all of its rows")
-    return wrap(np.flip(block, tuple(dims)), layout, m.mesh)
+    return wrap(np.flip(block, tuple(dims)), layout, m.mesh, m._origin)
 
 
 def _flipping(function: Any, least: int, axis: int) -> None:
@@ -308,7 +309,7 @@ def roll(a: DTensor, shift: Any, axis: Any = None) -> DTensor:
         total[dim] = total.get(dim, 0) + int(by)
     free = [dim for dim in total if a.layout.cuts[dim] is None]
     local = array_module(a.mesh).roll(a.to_local(), [total[dim] for dim in free], free) if free else a.to_local().copy()
-    result = wrap(local, a.layout, a.mesh)
+    result = wrap(local, a.layout, a.mesh, a._origin)
     for dim, by in total.items():
         if dim not in free and a.size and by % a.shape[dim]:
             result = _rolled(result, by % a.shape[dim], dim)
@@ -326,8 +327,8 @@ def _rolled(a: DTensor, by: int, dim: int) -> DTensor:
         piece = a[along(dim, part)]
         sizes = [max(0, min(after, end) - max(before, first)) for before, after in pairwise(edges)]
         cuts = [Cut(cut.axes, tuple(sizes)) if at == dim else known for at, known in enumerate(piece.layout.cuts)]
-        blocks.append(move(piece.to_local(), piece.layout, piece.layout.with_cuts(cuts), a.mesh))
-    return wrap(array_module(a.mesh).concatenate(blocks, dim), a.layout, a.mesh)
+        blocks.append(piece._moved(piece.layout.with_cuts(cuts)))
+    return wrap(array_module(a.mesh).concatenate(blocks, dim), a.layout, a.mesh, a._origin)
 
 
 # ---- Again, on the blocks

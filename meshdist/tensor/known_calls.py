@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from meshdist.runtime.plan_cache import remember
+from meshdist.tensor.agreement import Origin, inherited
 from meshdist.tensor.array_layout import ArrayLayout
 
 # From a call's arguments and its result, what computes the blocks when it is called with blocks in place of DTensors;
@@ -23,8 +24,8 @@ _LARGEST_VALUE = 64  # elements of a plain array that is part of a key
 
 # The result of a ufunc that runs on the blocks as they are, by the ufunc and the operands' layouts.
 known_ufuncs: dict[tuple[Any, ...], ArrayLayout] = {}
-# What computes the blocks and the result's layout, by function, coordinate in the mesh and arguments.
-_known_functions: dict[Hashable, tuple[Callable[..., Any], ArrayLayout]] = {}
+# What computes the blocks, and the result's layout and origin, by function, coordinate in the mesh and arguments.
+_known_functions: dict[Hashable, tuple[Callable[..., Any], ArrayLayout, Origin]] = {}
 _localizers: dict[Any, Localizer] = {}
 
 
@@ -69,25 +70,28 @@ def on_blocks(*functions: Any) -> None:
 
 def called(function: Any, implementation: Callable[..., Any], args: Any, kwargs: Any, like: Any) -> Any:
     """Call a function of NumPy on arguments of which `like` is one: on the blocks, if that is known to be enough."""
-    localizer = _localizers.get(function)
+    localizer, kind = _localizers.get(function), type(like)
     if localizer is None:
-        return implementation(*args, **kwargs)
-    kind, mesh = type(like), like._mesh
+        result = implementation(*args, **kwargs)
+        if type(result) is kind and not result._layout.pending:
+            return result
+        return inherited(result, kind, args, kwargs)
+    mesh = like._mesh
     key: list[Any] = [function, mesh.get_coordinate()]
     blocks = _blocks(args, kind, mesh, key)
     if blocks is None or (kwargs and not _named(kwargs, key)):
-        return implementation(*args, **kwargs)
+        return inherited(implementation(*args, **kwargs), kind, args, kwargs)
     found = tuple(key)
     known = _known_functions.get(found)
     if known is not None:
-        compute, layout = known
-        return kind._wrapped(compute(*blocks, **kwargs), layout, mesh)
+        compute, layout, origin = known
+        return kind._wrapped(compute(*blocks, **kwargs), layout, mesh, origin)
     before = changes.count
-    result = implementation(*args, **kwargs)
+    result = inherited(implementation(*args, **kwargs), kind, args, kwargs)
     if changes.count == before and type(result) is kind and not any(result is given for given in args):
         local = localizer(result, *args, **kwargs)
         if local is not None:
-            remember(_known_functions, found, (local, result._layout))
+            remember(_known_functions, found, (local, result._layout, result._origin))
     return result
 
 
@@ -101,6 +105,8 @@ def _blocks(values: Sequence[Any], kind: type, mesh: Any, key: list[Any]) -> lis
                 return None
             key.append(value._layout)
             key.append(value._local.dtype)
+            if value._origin is not None:
+                key.append(value._origin)
             blocks.append(value._local)
         elif of in _PLAIN:
             key.append(of)

@@ -11,6 +11,7 @@ from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_reduce import all_reduce
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.mesh.layout.axes_and_chunks import chunk_sizes
+from meshdist.tensor.agreement import comparing, words_of
 from meshdist.tensor.array_layout import ArrayLayout, Cut, is_cut
 from meshdist.tensor.dispatch import implements
 from meshdist.tensor.distribution import array_module
@@ -147,7 +148,7 @@ def _cut_by_rows(name: str, a: DTensor) -> DTensor:
     return wrap(require(name, a, target, "the columns of a tall matrix must not be sharded", "a"), target, a.mesh)
 
 
-def _tall_qr(a: DTensor) -> tuple[Any, Any, ArrayLayout]:
+def _tall_qr(name: str, a: DTensor) -> tuple[Any, Any, ArrayLayout]:
     """Return this rank's rows of Q, the whole of R, and the layout of Q.
 
     TSQR (Demmel, Grigori, Hoemmen and Langou 2012, "Communication-optimal parallel and sequential QR and LU"): every
@@ -165,7 +166,9 @@ def _tall_qr(a: DTensor) -> tuple[Any, Any, ArrayLayout]:
             r = module.concatenate((r, module.zeros((short, columns), r.dtype)))
             q = module.concatenate((q, module.zeros((q.shape[0], short), q.dtype)), axis=1)
         stacked = module.empty((mesh.shape[axis] * columns, columns), r.dtype)
-        all_gather_into_tensor(stacked, module.ascontiguousarray(r), mesh.get_group(axis))
+        group = mesh.get_group(axis)
+        with comparing(group, words_of(name, layout)):
+            all_gather_into_tensor(stacked, module.ascontiguousarray(r), group)
         of_all, r = np.linalg.qr(stacked)
         place = mesh.get_local_rank(axis)
         q = q @ of_all[place * columns : (place + 1) * columns]
@@ -217,7 +220,7 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     """
     if not _is_tall(a) or mode not in ("reduced", "r"):
         return _on_matrices(np.linalg.qr, "np.linalg.qr", (a,), (2,), {"mode": mode})
-    q, r, layout = _tall_qr(_cut_by_rows("np.linalg.qr", a))
+    q, r, layout = _tall_qr("np.linalg.qr", _cut_by_rows("np.linalg.qr", a))
     if mode == "r":
         return _placed(r, (), (), a.mesh)
     return _together(_QR_RESULT, [wrap(q, layout, a.mesh), _placed(r, (), (), a.mesh)])
@@ -241,7 +244,7 @@ def reduced_svd(name: str, a: Any) -> Any:
     """Return U, the singular values and V^H, without what `full_matrices` adds, for the function `name`."""
     if not _is_tall(a):
         return _on_matrices(np.linalg.svd, name, (a,), (2,), {"full_matrices": False})
-    q, r, layout = _tall_qr(_cut_by_rows(name, a))
+    q, r, layout = _tall_qr(name, _cut_by_rows(name, a))
     u, s, vh = np.linalg.svd(r, full_matrices=False)
     placed = [wrap(q @ u, layout, a.mesh), _placed(s, (), (), a.mesh), _placed(vh, (), (), a.mesh)]
     return _together(_SVD_RESULT, placed)
@@ -251,7 +254,7 @@ def singular_values(name: str, a: Any) -> Any:
     """Return the singular values alone, for the function `name`."""
     if not _is_tall(a):
         return _on_matrices(np.linalg.svd, name, (a,), (2,), {"compute_uv": False})
-    _, r, _ = _tall_qr(_cut_by_rows(name, a))
+    _, r, _ = _tall_qr(name, _cut_by_rows(name, a))
     return _placed(np.linalg.svd(r, compute_uv=False), (), (), a.mesh)
 
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.tensor.agreement import inherited, merged, origin_of
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.dispatch import implements, refuse_deferring
 from meshdist.tensor.distribution import Memory, array_module, as_block, from_local
@@ -76,12 +77,12 @@ def local_map(
         if len(told) >= _MOST_TOLD:  # on all ranks alike
             told.clear()
         if not isinstance(outputs, list):
-            return _output(results, outputs, mesh, told, (key, None))
+            return _with_origins(_output(results, outputs, mesh, told, (key, None)), args, kwargs)
         if not isinstance(results, (tuple, list)) or len(results) != len(outputs):
             count = len(results) if isinstance(results, (tuple, list)) else f"one {type(results).__name__}"
             raise ValueError(f"local_map: out_placements are of {len(outputs)} results, and fn returned {count}")
         made = [_output(*pair, mesh, told, (key, at)) for at, pair in enumerate(zip(results, outputs, strict=True))]
-        return made if type(results) is list else tuple(made)
+        return _with_origins(made if type(results) is list else tuple(made), args, kwargs)
 
     return mapped
 
@@ -172,6 +173,15 @@ def _output(result: Any, placements: Any, mesh: DeviceMesh, told: dict[Any, Any]
             f" layouts, and has {block.shape} now; create results whose shapes change with DTensor.from_local"
         )
     return wrap(block, layout, mesh)
+
+
+def _with_origins(made: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return results, after those that are pending reductions got the arguments as their origin."""
+    layouts = [given.layout for given in (*args, *kwargs.values()) if isinstance(given, DTensor)]
+    for each in made if isinstance(made, (tuple, list)) else (made,):
+        if isinstance(each, DTensor) and each.layout.pending:
+            each._origin = merged(each._origin, origin_of(*layouts))
+    return inherited(made, DTensor, args, kwargs)
 
 
 def _whole_shape(block: tuple[int, ...], placements: tuple[Placement, ...]) -> list[int] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -23,6 +22,7 @@ from meshdist.collectives.reduce_scatter import reduce_scatter
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.tensor.agreement import Origin, comparing, with_origin, words_of
 from meshdist.tensor.array_layout import ArrayLayout, number_in
 from meshdist.tensor.known_calls import changes
 from meshdist.tensor.message_arrays import Scratch, Shape, Stack, contiguous
@@ -45,10 +45,10 @@ from meshdist.tensor.redistribution_steps import (
     relative_to,
 )
 
-# What carries out a step: from the block before, and the mesh or the group that takes part, to the block after.
-Program: TypeAlias = "Callable[[Any, DeviceMesh], Any]"
+# What carries out a step: from the block before, and the mesh or the group that takes part, to the block after. The
+# array's origin is compared where ranks communicate.
+Program: TypeAlias = "Callable[[Any, DeviceMesh, Origin], Any]"
 GroupProgram: TypeAlias = "Callable[[Any, ProcessGroup], Any]"
-_NOTHING = nullcontext()
 # The program of a step, None for none; and whether its result is neither the caller's array nor a view of it. Given are
 # the step, this rank's coordinate, and whether that holds of the block before.
 Made: TypeAlias = "tuple[Any, bool]"
@@ -57,7 +57,7 @@ _LEAST_IN_PARTS = 1 << 16
 Part: TypeAlias = "tuple[int, Block]"  # the number of a rank, and what it sends or gets
 
 
-def move(local: Any, source: ArrayLayout, target: ArrayLayout, mesh: DeviceMesh) -> Any:
+def move(local: Any, source: ArrayLayout, target: ArrayLayout, mesh: DeviceMesh, origin: Origin = None) -> Any:
     """Return this rank's block of the target layout.
 
     All ranks of the mesh call it.
@@ -67,6 +67,7 @@ def move(local: Any, source: ArrayLayout, target: ArrayLayout, mesh: DeviceMesh)
         source: The layout before.
         target: The layout after.
         mesh: The mesh, which this rank is in.
+        origin: What the array was computed from, if it is a pending reduction: the ranks compare this as well.
 
     Returns:
         `local` itself if the layouts are the same. Else a C-contiguous array that shares no memory with it.
@@ -87,7 +88,7 @@ def move(local: Any, source: ArrayLayout, target: ArrayLayout, mesh: DeviceMesh)
     if programs is None:
         programs = redistribution.programs[coordinate] = _programs(redistribution, coordinate)
     for program in programs:
-        local = program(local, mesh)
+        local = program(local, mesh, origin)
     return local
 
 
@@ -116,8 +117,7 @@ def gather_to(local: Any, layout: ArrayLayout, mesh: DeviceMesh, root: int) -> A
     if not axes:
         return local.copy(order="C")
     group, dst = group_of(mesh, axes), number_in(axes, place, shape)
-    words = f"of {placements_text(layout.placements, None)} of {layout.shape}"
-    with _comparing(group, words):
+    with comparing(group, words_of("a gather", layout)):
         if all(cut is None or len(set(cut.sizes)) == 1 for cut in layout.cuts):
             blocks = list(new_empty((group.size(), *local.shape), local)) if coordinate == place else None
             gather(contiguous(local), blocks, group=group, group_dst=dst)
@@ -171,13 +171,8 @@ def group_of(mesh: DeviceMesh, axes: tuple[int, ...]) -> ProcessGroup:
     return mesh._select(axes).collective_group
 
 
-def _copied(array: Any, mesh: DeviceMesh) -> Any:
+def _copied(array: Any, mesh: DeviceMesh, origin: Origin) -> Any:
     return array.copy(order="C")
-
-
-def _comparing(group: ProcessGroup, words: str) -> AbstractContextManager[None]:
-    """Let the ranks compare the words of layouts in the calls of a block, the first time that these come."""
-    return _NOTHING if words in group.hooks.compared else group.hooks.comparing(words)
 
 
 # ---- The programs of steps
@@ -206,9 +201,12 @@ def _over_group(step: Step, program: GroupProgram) -> Program:
     words = f"from {before} to {after} of {step.source.shape}"
     axes = step.axes
 
-    def run(local: Any, mesh: DeviceMesh) -> Any:
+    def run(local: Any, mesh: DeviceMesh, origin: Origin) -> Any:
         group = group_of(mesh, axes)
-        with _comparing(group, words):
+        told = words if origin is None else with_origin(words, origin)
+        if told in group.hooks.compared:  # as below, in less time
+            return program(local, group)
+        with comparing(group, told):
             return program(local, group)
 
     return run
@@ -216,7 +214,7 @@ def _over_group(step: Step, program: GroupProgram) -> Program:
 
 def _slice(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
     part = relative_to(step.target.index(coordinate), step.source.index(coordinate))
-    return (lambda local, mesh: local[part]), False
+    return (lambda local, mesh, origin: local[part]), False
 
 
 def _zero(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
@@ -224,7 +222,7 @@ def _zero(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
     if not {"sum", "product"} & set(away):
         return None, is_new
 
-    def filled(local: Any, mesh: DeviceMesh) -> Any:
+    def filled(local: Any, mesh: DeviceMesh, origin: Origin) -> Any:
         array = new_empty(local.shape, local)
         # Adding -0.0 keeps the sign of every zero.
         array[...] = 1 if "product" in away else complex(-0.0, -0.0) if local.dtype.kind == "c" else -0.0

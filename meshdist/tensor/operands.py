@@ -9,6 +9,7 @@ import numpy as np
 
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.profiler.tables import bytes_text
+from meshdist.tensor.agreement import Origin, merged
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.dispatch import NUMBERS, may_redistribute
 from meshdist.tensor.distribution import array_module
@@ -57,9 +58,7 @@ def layout_of(operand: Any, mesh: DeviceMesh) -> ArrayLayout:
 def local_of(operand: Any, target: ArrayLayout, mesh: DeviceMesh) -> Any:
     """Return this rank's block of an operand in the layout `target`; a number stays a number."""
     if isinstance(operand, DTensor):
-        return (
-            operand.to_local() if operand.layout is target else move(operand.to_local(), operand.layout, target, mesh)
-        )
+        return operand._moved(target)
     if not target.pending and target.is_replicated:
         return operand
     if isinstance(operand, NUMBERS):  # keeps its weak dtype
@@ -68,6 +67,13 @@ def local_of(operand: Any, target: ArrayLayout, mesh: DeviceMesh) -> Any:
         changes.count += not kept
         return operand if kept else type(operand)(alone[0][1] == "product")
     return move(np.asarray(operand), layout_of(operand, mesh), target, mesh)
+
+
+def origin_among(operands: Sequence[Any], layout: ArrayLayout) -> Origin:
+    """Return the origin of a result of this layout, through which pending reductions among `operands` pass."""
+    if not layout.pending:
+        return None
+    return merged(*[operand._origin for operand in operands if type(operand) is DTensor])
 
 
 def may_pass(operands: Sequence[Any], dtype: Any) -> bool:
@@ -188,7 +194,7 @@ def resolved(array: DTensor) -> DTensor:
     if not layout.pending:
         return array
     target = layout.resolved()
-    return wrap(move(array.to_local(), layout, target, array.mesh), target, array.mesh)
+    return wrap(array._moved(target), target, array.mesh)
 
 
 def as_operand(name: str, operand: Any, mesh: DeviceMesh) -> DTensor:
@@ -234,4 +240,5 @@ def written(name: str, result: DTensor, out: DTensor | None, casting: Any = "sam
     where = out.layout.describe(out.mesh.mesh_dim_names)
     local = require(name, result, out.layout, f"out= is {where}", f"{name}(...)", may_be_shifted=True)
     out.to_local()[...] = local.astype(out.dtype, copy=False)
+    out._origin = result._origin if out.layout.pending else None
     return out

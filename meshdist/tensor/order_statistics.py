@@ -10,6 +10,7 @@ from warnings import warn
 import numpy as np
 
 from meshdist.groups.process_group import ProcessGroup
+from meshdist.tensor.agreement import comparing, words_of
 from meshdist.tensor.array_layout import ArrayLayout, is_whole
 from meshdist.tensor.array_reductions import NOT_GIVEN, reduced_dims, without_dims
 from meshdist.tensor.dispatch import implements
@@ -85,6 +86,7 @@ def _between(low: Any, high: Any, share: Any, is_weak: bool) -> Any:
 
 
 def _reduced(
+    name: str,
     function: Callable[..., Any],
     a: DTensor,
     axis: Any,
@@ -96,6 +98,7 @@ def _reduced(
     """Return order statistics over dimensions, with the dimensions `leading` before those that are kept.
 
     Args:
+        name: The function of NumPy that the user calls.
         function: What computes them of a block: `function(block, axis=, keepdims=)`.
         a: The array.
         axis: The dimensions.
@@ -127,20 +130,25 @@ def _reduced(
     lines = module.moveaxis(block, dims, range(len(dims)))
     lines = lines.reshape(math.prod(lines.shape[: len(dims)]), math.prod(lines.shape[len(dims) :]))
     axes = tuple(sorted(at for dim in dims for at in a.layout.axes_of(dim) if a.mesh.shape[at] > 1))
-    values = _of_lines(function, lines, group_of(a.mesh, axes), module, places, combined)
+    words = words_of(name, a.layout)
+    values = _of_lines(function, lines, group_of(a.mesh, axes), module, places, combined, words)
     local = values.astype(np.asarray(made).dtype, copy=False)
     return wrap(local.reshape(shape), result, a.mesh)
 
 
 def _of_lines(
-    function: Callable[..., Any], lines: Any, group: ProcessGroup, module: Any, places: Any, combined: Any
+    function: Callable[..., Any], lines: Any, group: ProcessGroup, module: Any, places: Any, combined: Any, words: str
 ) -> Any:
-    """Return the statistics of lines, (results, lines); of what the ranks of the group hold together."""
+    """Return the statistics of lines, (results, lines); of what the ranks of the group hold together.
+
+    The ranks compare `words`, which tell the operation and the layout of its array.
+    """
     skips_nan = getattr(function, "skips_nan", False)
     is_float = lines.dtype.kind in "fc"
     counts = (~module.isnan(lines)).sum(axis=0) if is_float else module.full(lines.shape[1], len(lines), np.intp)
     told = module.stack([counts, module.full(lines.shape[1], len(lines), np.intp)])
-    group.all_reduce(told)
+    with comparing(group, words):
+        group.all_reduce(told)
     held, total = (told.get() if hasattr(told, "get") else told)[:, None]
     before, after, share = places(held if skips_nan else total[:, :1])
     empty = held == 0 if skips_nan else held < total
@@ -180,7 +188,8 @@ def _median(function: Any) -> None:
         out = checked_out(name, out)
         a = as_operand(name, a, mesh_of(name, (a, out)))
         keepdims = keepdims is not NOT_GIVEN and bool(keepdims)
-        result = _reduced(of_block, a, axis, keepdims, lambda n: ((n - 1) // 2, n // 2, (n % 2).astype(bool)), combined)
+        places = lambda n: ((n - 1) // 2, n // 2, (n % 2).astype(bool))  # noqa: E731
+        result = _reduced(name, of_block, a, axis, keepdims, places, combined)
         if out is not None:
             checked_out(name, out, result.shape)
         return written(name, result, out)
@@ -226,6 +235,7 @@ def _quantile(function: Any, hundred: bool) -> None:
         )
         shares = shares.reshape(-1, 1)
         result = _reduced(
+            name,
             of_block,
             a,
             axis,

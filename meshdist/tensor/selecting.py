@@ -16,7 +16,7 @@ from meshdist.tensor.elementwise import call
 from meshdist.tensor.index_space import Passes, States, anything, linear_in_first, together
 from meshdist.tensor.indexing import nonzero
 from meshdist.tensor.known_calls import localizes, on_blocks
-from meshdist.tensor.operands import aligned, checked_out, local_of, may_pass, written
+from meshdist.tensor.operands import aligned, checked_out, local_of, may_pass, origin_among, written
 
 
 def _by_element(name: str, operands: Sequence[Any], passes: Passes | None, compute: Any) -> DTensor:
@@ -26,7 +26,7 @@ def _by_element(name: str, operands: Sequence[Any], passes: Passes | None, compu
     labels = [tuple(range(-np.ndim(x), 0)) for x in operands]
     blocks, alignment, mesh = aligned(name, operands, labels, passes)
     layout = ArrayLayout.of_cuts(shape, mesh.shape, alignment.cuts_of(range(-len(shape), 0)), alignment.pending)
-    return wrap(compute(*blocks), layout, mesh)
+    return wrap(compute(*blocks), layout, mesh, origin_among(operands, layout))
 
 
 # ---- Copies, and other dtypes
@@ -36,7 +36,7 @@ def _by_element(name: str, operands: Sequence[Any], passes: Passes | None, compu
 def copy(a: DTensor, order: str = "K", subok: bool = False) -> DTensor:
     """Return a copy, placed alike."""
     del subok
-    return wrap(a.to_local().copy(order), a.layout, a.mesh)
+    return wrap(a.to_local().copy(order), a.layout, a.mesh, a._origin)
 
 
 @implements("astype")
@@ -58,7 +58,8 @@ def astype(
         layout = layout.resolved()
     if not copy and dtype == x.dtype:
         return x
-    return wrap(local_of(x, layout, x.mesh).astype(dtype, order=order), layout, x.mesh)
+    local = local_of(x, layout, x.mesh).astype(dtype, order=order)
+    return wrap(local, layout, x.mesh, origin_among([x], layout))
 
 
 if hasattr(np, "astype"):
@@ -218,7 +219,7 @@ def _triangle(function: Any) -> None:
         layout = m.layout if set(m.layout.pending.values()) <= {"sum", "avg"} else m.layout.resolved()
         block = local_of(m, layout, m.mesh)
         rows, columns = m.index[-2:]
-        return wrap(function(block, k + rows.start - columns.start), layout, m.mesh)
+        return wrap(function(block, k + rows.start - columns.start), layout, m.mesh, origin_among([m], layout))
 
     @localizes(function)
     def alike(result: DTensor, m: Any, *args: Any, **kwargs: Any) -> Any:

@@ -39,7 +39,8 @@ def _with_dims(layout: ArrayLayout, function: Any, args: tuple[Any, ...], kwargs
 def _rearranging(function: Any) -> None:
     @implements(function)
     def rearranged(a: DTensor, *args: Any, **kwargs: Any) -> DTensor:
-        return wrap(function(a.to_local(), *args, **kwargs), _with_dims(a.layout, function, args, kwargs), a.mesh)
+        layout = _with_dims(a.layout, function, args, kwargs)
+        return wrap(function(a.to_local(), *args, **kwargs), layout, a.mesh, a._origin)
 
     on_blocks(function)
 
@@ -60,7 +61,7 @@ def _at_least(function: Any) -> None:
         return results[0] if len(results) == 1 else type(function(0, 0))(results)
 
     def _one(a: DTensor) -> DTensor:
-        return wrap(function(a.to_local()), _with_dims(a.layout, function, (), {}), a.mesh)
+        return wrap(function(a.to_local()), _with_dims(a.layout, function, (), {}), a.mesh, a._origin)
 
     on_blocks(function)
 
@@ -96,7 +97,8 @@ def broadcast_to(array: Any, shape: Any, subok: bool = False) -> DTensor:
     block, layout = uncut("np.broadcast_to", array, repeated, "it repeats a row that one rank has")
     cuts = (None,) * added + layout.cuts
     target = ArrayLayout.of_cuts(shape, layout.mesh_shape, cuts, layout.pending)
-    return wrap(np.broadcast_to(block, target.local_shape(coordinate_in(array.mesh))), target, array.mesh)
+    local = np.broadcast_to(block, target.local_shape(coordinate_in(array.mesh)))
+    return wrap(local, target, array.mesh, array._origin)
 
 
 @localizes(np.broadcast_to)
@@ -149,7 +151,7 @@ def reshape(
         cuts, _ = _cuts_of_shape(lying, whole)
     layout = ArrayLayout.of_cuts(whole, a.layout.mesh_shape, cuts, a.layout.pending)
     local = block.reshape(layout.local_shape(coordinate_in(a.mesh)))
-    return wrap(local.copy() if copy else local, layout, a._mesh)
+    return wrap(local.copy() if copy else local, layout, a._mesh, a._origin)
 
 
 @localizes(np.reshape, np.ravel)

@@ -12,6 +12,7 @@ from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_to_all_single import all_to_all_single
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.tensor.agreement import comparing, origin_of, words_of
 from meshdist.tensor.array_layout import ArrayLayout, is_cut, pencil
 from meshdist.tensor.dispatch import implements
 from meshdist.tensor.distribution import array_module
@@ -45,7 +46,7 @@ def _samples(sizes: tuple[int, ...]) -> tuple[Any, Any, Any]:
 
 
 def sample_sort(
-    values: Any, sizes: tuple[int, ...], group: ProcessGroup, mesh: DeviceMesh, with_places: bool
+    values: Any, sizes: tuple[int, ...], group: ProcessGroup, mesh: DeviceMesh, with_places: bool, words: str
 ) -> Sorted:
     """Return this rank's block of the sorted array; stable, and in blocks of the same `sizes`.
 
@@ -53,6 +54,8 @@ def sample_sort(
     every rank sorts its block, all see regular samples of all blocks and choose the same pivots among them, and each
     rank gets what lies between two pivots. Pivots are told from equal values by block and position, so that many equal
     values spread over the ranks too. Then the rows in excess go to the ranks that have too few.
+
+    The ranks compare `words`, which tell the operation and the layout of its array.
     """
     module, rank, parts = array_module(mesh), group.rank(), len(sizes)
     starts = np.array([0, *accumulate(sizes)])
@@ -66,7 +69,8 @@ def sample_sort(
     mine = values[module.asarray(positions[blocks == rank])]
     given = module.zeros(parts, values.dtype)
     given[: len(mine)] = mine
-    taken = gathered_rows(given, group).reshape(parts, parts)
+    with comparing(group, words):
+        taken = gathered_rows(given, group).reshape(parts, parts)
     samples = taken[np.arange(parts) < np.minimum(sizes, parts)[:, None]]
     by_value = samples.argsort(kind="stable")  # equal ones by block and position, since they come in that order
     reached = np.cumsum(weights[by_value])
@@ -147,7 +151,8 @@ def _sorted(name: str, a: DTensor, axis: Any, kind: Any, order: Any, stable: boo
     cut, layout = a.layout.cuts[0], a.layout.resolved()
     assert cut is not None
     local = local_of(a, layout, a.mesh)
-    found = sample_sort(local, cut.sizes, group_of(a.mesh, cut.axes), a.mesh, name == "argsort")
+    words = words_of(f"np.{name}", layout)
+    found = sample_sort(local, cut.sizes, group_of(a.mesh, cut.axes), a.mesh, name == "argsort", words)
     return wrap(found.places if name == "argsort" else found.values, layout, a.mesh)
 
 
@@ -178,4 +183,5 @@ def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> DTen
     cut = alignment.cuts.get("sorted")
     pending = {} if cut is None else dict.fromkeys(cut.axes, "sum")
     layout = ArrayLayout.of_cuts(np.shape(v), mesh.shape, alignment.cuts_of(labels), pending)
-    return wrap(block.searchsorted(wanted, side), layout, mesh)
+    origin = None if cut is None else origin_of(*alignment.targets)
+    return wrap(block.searchsorted(wanted, side), layout, mesh, origin)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from meshdist.tensor.agreement import comparing, words_of
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
@@ -71,6 +72,8 @@ def summa(a: DTensor, b: DTensor, panel: int | None = None) -> DTensor:
     row, column = coordinate_in(mesh)
     left, right = a.to_local(), b.to_local()
     dtype = np.dtype(np.result_type(left.dtype, right.dtype))
+    along_columns, along_rows = mesh.get_group(1), mesh.get_group(0)
+    words = words_of("summa", a.layout, b.layout)
     result = module.zeros((left.shape[0], right.shape[1]), dtype)
     for first, last, owner_column, column_start, owner_row, row_start in _panels(columns, rows, panel):
         width = last - first
@@ -80,13 +83,15 @@ def summa(a: DTensor, b: DTensor, panel: int | None = None) -> DTensor:
                 factor = module.ascontiguousarray(left[:, first - column_start : last - column_start])
             else:
                 factor = module.empty((left.shape[0], width), left.dtype)
-            mesh.get_group(1).broadcast(factor, owner_column)
+            with comparing(along_columns, words):
+                along_columns.broadcast(factor, owner_column)
         if right.shape[1]:
             if owner_row == row:
                 other = module.ascontiguousarray(right[first - row_start : last - row_start])
             else:
                 other = module.empty((width, right.shape[1]), right.dtype)
-            mesh.get_group(0).broadcast(other, owner_row)
+            with comparing(along_rows, words):
+                along_rows.broadcast(other, owner_row)
         if result.size:
             result += module.matmul(factor, other)
     layout = ArrayLayout.of_cuts((a.shape[0], b.shape[1]), mesh.shape, (a.layout.cuts[0], b.layout.cuts[1]), {})

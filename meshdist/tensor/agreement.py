@@ -1,0 +1,116 @@
+"""Agreement of the ranks about layouts: they compare them, in words, in the collectives that operations make anyway.
+
+A pending reduction no longer shows what it was computed from: sums of `Shard(0)` and of `Shard(1)` are both `Partial`.
+Such an array keeps the layouts that it was computed from as its origin, which is compared when it is redistributed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import Any, TypeAlias, TypeGuard
+
+from meshdist.groups.process_group import ProcessGroup
+from meshdist.tensor.array_layout import ArrayLayout
+from meshdist.tensor.placements import Placement, Shard, placements_text
+
+Origin: TypeAlias = "tuple[str, ...] | None"
+"""The layouts, in words, that a pending reduction was computed from; None for an array that is none, or was given."""
+
+_MOST_LAYOUTS = 64  # of an origin: a sum of ever new arrays that is never computed would have more and more
+_NOTHING = nullcontext()
+
+
+def comparing(group: ProcessGroup, words: str) -> AbstractContextManager[None]:
+    """Let the ranks of a group compare `words` in the calls of a block, the first time that these words come.
+
+    All ranks of the group must make the calls, and must have compared the same words before.
+    """
+    return _NOTHING if words in group.hooks.compared else group.hooks.comparing(words)
+
+
+@lru_cache(10_000)
+def words_of(operation: str, *layouts: ArrayLayout) -> str:
+    """Return the words that ranks compare in a collective of an operation on arrays of these layouts."""
+    return f"in {operation} of {' and '.join(map(_described, layouts))}"
+
+
+@lru_cache(10_000)
+def with_origin(words: str, origin: Origin) -> str:
+    """Return the words that ranks compare of an array with an origin."""
+    return words if origin is None else f"{words}, computed from {' and '.join(origin)}"
+
+
+def _described(layout: ArrayLayout) -> str:
+    """Return a layout in words, without the sizes of blocks that are not equal chunks, and the rows of their dimension.
+
+    Those of `x[mask]` and of slices vary from call to call, and ever new words would be compared in every call.
+    """
+    varying = {placement.dim for placement in layout.placements if _has_sizes(placement)}
+    if not varying:
+        return f"{placements_text(layout.placements, None)} of {layout.shape}"
+    placements = ", ".join(
+        f"Shard({placement.dim}, sizes=...)" if _has_sizes(placement) else repr(placement)
+        for placement in layout.placements
+    )
+    rows = ", ".join("..." if dim in varying else str(extent) for dim, extent in enumerate(layout.shape))
+    return f"[{placements}] of ({rows}{',' * (layout.ndim == 1)})"
+
+
+def _has_sizes(placement: Placement) -> TypeGuard[Shard]:
+    return isinstance(placement, Shard) and placement.sizes is not None
+
+
+# ---- Origins
+
+
+@lru_cache(10_000)
+def origin_of(*layouts: ArrayLayout) -> Origin:
+    """Return the origin of what is computed from arrays of these layouts: those that are sharded."""
+    return tuple(dict.fromkeys(_described(layout) for layout in layouts if any(layout.cuts))) or None
+
+
+def merged(*origins: Origin) -> Origin:
+    """Return the origin of what is computed from arrays with these origins."""
+    found = None
+    for origin in origins:
+        if origin is not None and origin is not found:
+            found = origin if found is None else _union(found, origin)
+    return found
+
+
+@lru_cache(10_000)
+def _union(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*first, *second)))[:_MOST_LAYOUTS]
+
+
+def inherited(result: Any, kind: Any, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
+    """Return the result of an operation, after its pending reductions got the origins of those among the arguments.
+
+    Args:
+        result: An array of type `kind`, a tuple or list of such, or anything else.
+        kind: The type of DTensors.
+        args: The arguments; tuples and lists may have arrays, in any nesting.
+        kwargs: Those by name.
+    """
+    if type(result) is kind:
+        if result._layout.pending:
+            origin = _merged_of(args, kind, result._origin)
+            result._origin = _merged_of(kwargs.values(), kind, origin) if kwargs else origin
+    elif isinstance(result, (tuple, list)):
+        for each in result:
+            inherited(each, kind, args, kwargs)
+    return result
+
+
+def _merged_of(values: Iterable[Any], kind: Any, origin: Origin) -> Origin:
+    """Return an origin, merged with those of arrays among `values`."""
+    for value in values:
+        of = type(value)
+        if of is kind:
+            if value._origin is not None and value._origin is not origin:
+                origin = merged(origin, value._origin)
+        elif of is tuple or of is list:
+            origin = _merged_of(value, kind, origin)
+    return origin
