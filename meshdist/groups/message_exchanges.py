@@ -29,6 +29,9 @@ _Message: TypeAlias = "tuple[Any, Any, int]"  # an array, the rank it comes from
 _FAILING_S = 1.0
 # As many messages as an exchange in the core may send.
 _MOST_SENDS = 8
+# How many calls of sendrecv are looked at again, as the core may be able to carry them out later: the first receive from a
+# rank is often posted before that rank has a channel.
+_MOST_LOOKS = 16
 _NO_BATCH = nullcontext()
 
 
@@ -83,6 +86,7 @@ class Exchanges(Probes):
         self._ireceives: defaultdict[str, dict[Any, PersistentRequest]] = defaultdict(dict)
         # What carries exchanges out in the core, by terms and tag; emptied when the group ends.
         self._exchanges: dict[tuple[Terms, int], core.Exchange] = {}
+        self._num_looks = 0
         # The DeviceCalls that hold back messages until the end of a block; None outside of a block.
         self._batches: list[DeviceCalls] | None = None
 
@@ -104,8 +108,12 @@ class Exchanges(Probes):
         on_cpu = is_known or self._check_exchange(error_prefix, send, recv, tags)
         if is_known and src is not None:
             exchange = self._by_core(of, [(recv, src, tags[1])], [(send, dst, tags[0])], _NO_TERMS)
-            run = partial(self._sendrecv, dst, src, tags) if exchange is None else exchange
-            self.note_exchange(run, error_prefix, send, recv)
+            if exchange is not None:
+                self.note_exchange(exchange, error_prefix, send, recv)
+            elif self._num_looks == _MOST_LOOKS:
+                self.note_exchange(partial(self._sendrecv, dst, src, tags), error_prefix, send, recv)
+            else:
+                self._num_looks += 1
         return self._sendrecv(dst, src, tags, send, recv, _NO_BATCH if on_cpu else self.batched(of))
 
     def _sendrecv(

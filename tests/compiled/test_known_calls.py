@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import threading
 import weakref
 
 import numpy as np
@@ -10,6 +11,7 @@ from python_calls import python_functions
 
 import meshdist as dist
 from meshdist import core
+from meshdist.runtime.context import current_slot
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -343,3 +345,20 @@ def threads_have_worlds_of_their_own():
 
 def test_threads_have_worlds_of_their_own(pair):
     assert pair.run(threads_have_worlds_of_their_own) == [([3.0] * 3, 4.0)] * 2
+
+
+def sendrecv_whose_first_message_is_late():
+    group, rank = dist.new_group(), dist.get_rank()
+    group.barrier()
+    x, into, store = np.ones(3), np.zeros(3), current_slot().world.store
+    if rank == 0:
+        threading.Timer(0.2, store.set, ("posted", "")).start()  # the receive is posted long before that
+    else:
+        store.wait(["posted"])
+    for _ in range(5):
+        group.sendrecv(x, into, 1 - rank, 1 - rank)
+    return python_functions(lambda: group.sendrecv(x, into, 1 - rank, 1 - rank))
+
+
+def test_a_sendrecv_is_made_without_python_also_if_the_first_message_was_late(pair):
+    assert pair.run(sendrecv_whose_first_message_is_late) == [[], []]
