@@ -194,6 +194,7 @@ typedef struct {
     Py_ssize_t unit; /* an entry: a unit, then the message, in units */
     Header kind;     /* how an entry begins */
     Py_ssize_t others_state, others_bells, taken, written; /* words */
+    uint64_t tail;                                         /* as it was when there was no room last */
     PyObject *locked, *queues, *keys, *owner, *nones; /* what `is_free` looks at */
     PyObject *wake;
     PyObject *rest; /* None if the sender does not wait */

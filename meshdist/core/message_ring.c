@@ -77,9 +77,13 @@ static Py_ssize_t length_of(const Ring *self, Py_ssize_t num_bytes)
     return self->unit + ((num_bytes + self->unit - 1) & -self->unit);
 }
 
-static bool has_room(const Ring *self, Py_ssize_t length)
+/* The tail is read only where it has to be: the receiver has just written it. */
+static bool has_room(Ring *self, Py_ssize_t length)
 {
-    return load(self->pipe.head) + length - load(self->pipe.tail) <= (uint64_t)self->pipe.num_bytes;
+    const uint64_t end = load(self->pipe.head) + length, most = self->pipe.num_bytes;
+    if (end - self->tail > most)
+        self->tail = load(self->pipe.tail);
+    return end - self->tail <= most;
 }
 
 /* Write the header of a message and its bytes. Its receiver may read the first pieces meanwhile. */

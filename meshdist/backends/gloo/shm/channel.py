@@ -1,6 +1,6 @@
 """Channel: shared memory that carries messages from one rank to one other.
 
-    words   counters and flags; the sender writes one line of them, the receiver the other
+    words   counters and flags, in lines that either the sender writes or the receiver
     texts   how a side has left: a Departure
     ring    entries: a header, then the message, if it goes through the ring; messages wrap around at the ring's end
 
@@ -36,10 +36,13 @@ CHANNEL_BYTES = RING + RING_BYTES
 # In larger groups there may be a channel for each of many pairs of ranks.
 _FEW_RANKS, _SMALL_RING_BYTES = 8, 256 << 10
 
-# Words of the sender's line, then of the receiver's. Bells, state and text length are at the same places in both.
+# The words that change with messages: the sender's, then the receiver's.
 HEAD, TOKEN, TOKEN_VALUE, WRITTEN, _CUT, _CUT_AT, CLAIMED, WRITTEN_FROM, PACE = 0, 4, 5, 6, 7, 8, 9, 10, 11
-TAIL, MODE, TAKEN, ROOM, READING = 16, 20, 21, 22, 23
-_BELLS, _STATE, _TEXT_LENGTH = 1, 2, 3
+TAIL, TAKEN, ROOM, READING = 16, 21, 22, 23
+# Those that rarely change have lines of their own: the other side looks at them with each message, and would have to
+# wait for a line that has just been written. Bells, state and text length are at the same places in both.
+_BELLS, _STATE, _TEXT_LENGTH = 32, 33, 34
+MODE = 51
 SENDER, RECEIVER = 0, 16
 _MOST_BELLS = 64
 # Modes: how the receiver gets messages that are too long for one entry.
