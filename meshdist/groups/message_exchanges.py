@@ -29,8 +29,8 @@ _Message: TypeAlias = "tuple[Any, Any, int]"  # an array, the rank it comes from
 _FAILING_S = 1.0
 # As many messages as an exchange in the core may send.
 _MOST_SENDS = 8
-# How many calls of sendrecv are looked at again, as the core may be able to carry them out later: the first receive from
-# a rank is often posted before that rank has a channel.
+# How many calls of sendrecv are looked at again, as the core may be able to carry them out later: the first receive
+# from a rank is often posted before that rank has a channel.
 _MOST_LOOKS = 16
 _NO_BATCH = nullcontext()
 
