@@ -32,6 +32,16 @@ def repeats_elements(array: Array) -> bool:
     return bool((np.diff(offsets) < array.itemsize).any())
 
 
+def share_memory(one: Array, other: Array) -> bool:
+    """Return whether an element of one array shares bytes with one of the other; two columns of an array do not."""
+    return np.may_share_memory(one, other) and np.shares_memory(one, other)
+
+
+def can_be_filled(array: Array) -> bool:
+    """Return whether each element of `array` can be written, and has bytes of its own."""
+    return array.flags.writeable and not repeats_elements(array)
+
+
 def shared_pair(arrays: Sequence[Array]) -> tuple[int, int] | None:
     """Return the indices of two arrays that share memory, or None."""
     pairs = ((i, j) for i, j in _near(arrays) if np.shares_memory(arrays[i], arrays[j]))

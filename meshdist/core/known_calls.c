@@ -15,7 +15,7 @@
 
 PyTypeObject *function_type, *calls_type, *try_lock_type, *array_type;
 
-enum { MOST_ARGS = 8, MOST_MEMOS = 16, MOST_KNOWN_ARRAYS = 64 };
+enum { MOST_ARGS = 8, MOST_MEMOS = 64, MOST_KNOWN_ARRAYS = 64 };
 
 /* A tuple: values of these types are compared by identity, besides None, numbers and strings. */
 static PyObject *identity_types;
@@ -61,7 +61,7 @@ typedef struct Function {
     vectorcallfunc call;
     PyObject *func;
     char is_bound;  /* to a group */
-    int next;
+    int next, last; /* the memo that is replaced next, and the one that was found last */
     Memo *memos[MOST_MEMOS];
     struct Function *before, *after;
 } Function;
@@ -146,6 +146,12 @@ static bool learn_value(Arg *arg, PyObject *object)
     return true;
 }
 
+/* Tags and ranks may be computed: there is more than one object of a large number. */
+static bool is_equal_integer(PyObject *object, PyObject *value)
+{
+    return PyLong_CheckExact(object) && PyLong_CheckExact(value) && PyObject_RichCompareBool(object, value, Py_EQ) == 1;
+}
+
 static bool matches(const Arg *arg, PyObject *object)
 {
     if (arg->kind == ARRAY) {
@@ -155,7 +161,7 @@ static bool matches(const Arg *arg, PyObject *object)
                && memcmp(array->shape, arg->shape, arg->num_dims * sizeof *arg->shape) == 0;
     }
     if (arg->kind == IDENTICAL)
-        return object == arg->value;
+        return object == arg->value || is_equal_integer(object, arg->value);
     if (arg->kind == OBJECTS)
         return PyList_CheckExact(object);
     if (!PyList_CheckExact(object) || PyList_GET_SIZE(object) != arg->count)
@@ -312,7 +318,8 @@ static Memo *find(Function *self, PyObject *const *args, int num_args, PyObject 
     if (!self->is_bound && has_many_worlds)
         return NULL;
     for (int i = 0; i < MOST_MEMOS; i++) {
-        Memo *memo = self->memos[i];
+        int place = (self->last + i) % MOST_MEMOS;
+        Memo *memo = self->memos[place];
         if (memo == NULL || memo->num_args != num_args || !same_names(memo->kwnames, kwnames))
             continue;
         int arg = 0;
@@ -321,8 +328,10 @@ static Memo *find(Function *self, PyObject *const *args, int num_args, PyObject 
         if (arg < num_args)
             continue;
         bool is_current = self->is_bound || memo->world == num_worlds;
-        if (is_current && memo->calls->is_open)
+        if (is_current && memo->calls->is_open) {
+            self->last = place;
             return memo;
+        }
     }
     return NULL;
 }

@@ -15,6 +15,7 @@ from meshdist import core
 from meshdist.arrays.device_types import device_type_of
 from meshdist.arrays.host import Array, as_array, check_dtype, check_writable, label_of, pack
 from meshdist.arrays.interchange import hint_of_input, hint_of_output
+from meshdist.arrays.overlap import can_be_filled, share_memory
 from meshdist.collectives.definition import known_to_core
 from meshdist.errors import DistError
 from meshdist.groups.tags_and_probes import MessageGroup, Probes
@@ -84,8 +85,8 @@ class Exchanges(Probes):
         # By the user's function: requests whose arguments have been checked, by peer, tag, dtype, shape and label.
         self._isends: defaultdict[str, dict[Any, PersistentRequest]] = defaultdict(dict)
         self._ireceives: defaultdict[str, dict[Any, PersistentRequest]] = defaultdict(dict)
-        # What carries exchanges out in the core, by terms and tag; emptied when the group ends.
-        self._exchanges: dict[tuple[Terms, int], core.Exchange] = {}
+        # What carries exchanges out in the core, by terms and tag, or by arguments; emptied when the group ends.
+        self._exchanges: dict[tuple[Any, ...], core.Exchange] = {}
         self._num_looks = 0
         # The DeviceCalls that hold back messages until the end of a block; None outside of a block.
         self._batches: list[DeviceCalls] | None = None
@@ -97,13 +98,41 @@ class Exchanges(Probes):
 
     def sendrecv(self, send: Any, recv: Any, dst: int, src: int | None, tags: tuple[int, int]) -> int:
         """Send a message and receive one; return the sender."""
+        is_strided = has_strides(send) or has_strides(recv)
+        if (
+            is_strided
+            and type(send) is type(recv) is np.ndarray
+            and can_be_filled(recv)
+            and not share_memory(send, recv)
+        ):
+            return self._sendrecv_strided(send, recv, dst, src, tags)
+        return self._sendrecv_packed(send, recv, dst, src, tags)
+
+    def _sendrecv_strided(self, send: Array, recv: Array, dst: int, src: int | None, tags: tuple[int, int]) -> int:
+        """Send a packed copy, and receive into a contiguous array, as `sendrecv` does with these arrays."""
+        packed = np.ascontiguousarray(send)
+        room = recv if recv.flags.c_contiguous else np.empty(recv.shape, recv.dtype)
+        key = (dst, src, *tags, packed.dtype, packed.shape, room.dtype, room.shape)
+        known = self._exchanges.get(key) if self._group.calls.is_open and src is not None else None
+        if known is not None and src is not None:
+            known(packed, room)
+        else:
+            given_src, src = src, self._sendrecv_packed(packed, room, dst, src, tags)
+            known = self._by_core("sendrecv", [(room, given_src, tags[1])], [(packed, dst, tags[0])], _NO_TERMS)
+            if known is not None:
+                remember(self._exchanges, key, known)
+        if room is not recv:
+            recv[...] = room
+        return src
+
+    def _sendrecv_packed(self, send: Any, recv: Any, dst: int, src: int | None, tags: tuple[int, int]) -> int:
         of = "sendrecv"
         error_prefix = self._group.error_prefix(of)
         # Arrays of kinds that were sent and received before are plain, and recv can be written.
         is_known = (
             known_request(self._isends[of], send, dst, tags[0]) is not None
             and known_request(self._ireceives[of], recv, src, tags[1]) is not None
-            and not np.may_share_memory(send, recv)
+            and not share_memory(send, recv)
         )
         on_cpu = is_known or self._check_exchange(error_prefix, send, recv, tags)
         if is_known and src is not None:
@@ -256,7 +285,7 @@ class Exchanges(Probes):
             if type(array) is not np.ndarray and device_type_of(array) != "cpu":
                 return False
         given, (taken, _) = self._array(error_prefix, send, tags[0]), self._output(error_prefix, recv, tags[1])
-        if np.may_share_memory(given, taken):
+        if share_memory(given, taken):
             raise ValueError(f"{error_prefix}: send and recv share memory, and recv is written; pass send.copy()")
         return True
 
@@ -272,6 +301,11 @@ class Exchanges(Probes):
         array = self._array(error_prefix, tensor, tag, hint_of_output)
         self._group.named(error_prefix, check_writable, array, "tensor")
         return array, pack(array, keep=False)
+
+
+def has_strides(array: Any) -> bool:
+    """Return whether it is an array of NumPy that messages go out of, or into, by way of a contiguous one."""
+    return type(array) is np.ndarray and not array.flags.c_contiguous
 
 
 def known_request(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from sys import _getframe
 from typing import Any
 from weakref import WeakValueDictionary
 
+import numpy as np
+
 from meshdist import core
 from meshdist.arrays.host import Array, labelled_dtype, pack
+from meshdist.arrays.overlap import can_be_filled
 from meshdist.backends.base import Backend
 from meshdist.errors import DistBackendError, DistError, DistTimeoutError
-from meshdist.groups.message_exchanges import Exchanges, known_request
+from meshdist.groups.message_exchanges import Exchanges, has_strides, known_request
 from meshdist.groups.tags_and_probes import MessageGroup
 from meshdist.groups.unposted_messages import (
     AnnouncedSends,
@@ -21,9 +24,12 @@ from meshdist.groups.unposted_messages import (
     Deferred,
     DeferredObjects,
     DeferredReceives,
+    DeferredStrided,
     DeferredWork,
     Facts,
+    Guarded,
     PersistentRequest,
+    message_steps,
 )
 from meshdist.groups.watched_messages import WatchedMessages
 from meshdist.runtime.device_calls import DeviceCalls, Parcel
@@ -32,7 +38,7 @@ from meshdist.runtime.hooks import EXCHANGE_CALLS, MESSAGE_CALLS, CallObserver
 from meshdist.runtime.object_messages import ObjectMessage, ObjectsWork
 from meshdist.runtime.plan_cache import remember
 from meshdist.runtime.progress import Job, JobQueue, Progress
-from meshdist.runtime.waiting import Incoming, Waitable, Wrapped
+from meshdist.runtime.waiting import Incoming, Waitable
 from meshdist.runtime.work import ReceiptWork, Work, done_work
 
 # How long a group that is closed waits for the messages that it is to receive.
@@ -98,6 +104,8 @@ class PointToPoint(Exchanges):
         The user called the function `of`; with `is_size_exchange`, which observers see, another message follows.
         """
         requests = self._sends
+        if has_strides(tensor):
+            tensor = np.ascontiguousarray(tensor)
         request = known_request(requests, tensor, dst, tag) if of == "send" else None
         if request is not None and request.fast_path is not None and self._try_fast_path(request, tensor):
             return
@@ -132,6 +140,11 @@ class PointToPoint(Exchanges):
 
     def recv(self, tensor: Any, src: int | None, tag: int, of: str = "recv", *, is_size_exchange: bool = False) -> int:
         """Receive a message from rank `src`, or from any rank if it is None; return the sender. See `send`."""
+        if has_strides(tensor) and can_be_filled(tensor):
+            room = np.empty(tensor.shape, tensor.dtype)
+            source = self.unobserved("recv")(room, src, tag, of, is_size_exchange=is_size_exchange)
+            tensor[...] = room
+            return int(source)
         if self.deferred:
             self.deferral.post_all()
         requests = self._receives
@@ -182,6 +195,8 @@ class PointToPoint(Exchanges):
         With a label, it does not fit receives with another one.
         """
         group, requests = self._group, self._isends[of]
+        if has_strides(tensor):
+            tensor = np.ascontiguousarray(tensor)
         request = known_request(requests, tensor, dst, tag, label)
         if request is not None and request.fast_path is not None and self._try_fast_path(request, tensor):
             return done_work(group.error_prefix(of), None)
@@ -216,6 +231,12 @@ class PointToPoint(Exchanges):
         if request is not None and request.fast_path is not None and self.deferral.takes(request, tensor):
             return self._defer(request, tensor)
         error_prefix = group.error_prefix(of)
+        is_strided = has_strides(tensor) and can_be_filled(tensor)
+        if is_strided:
+            like = requests.get((src, tag, tensor.dtype, tensor.shape, label)) if type(tag) is int else None
+            if like is not None and like.fast_path is not None and self.deferral.takes(like, tensor):
+                record = self.begin_record(of, tensor, src, tag, sends=False)
+                return self.deferral.add(DeferredStrided(error_prefix, tensor, like, record))
         kind = self.known.objects_like(of, tensor, src, tag)
         if kind is not None and self.deferral.takes(kind, room := kind.room()):
             record = self.begin_record(of, tensor.array, src, tag, sends=False)
@@ -245,8 +266,9 @@ class PointToPoint(Exchanges):
         self._begin(work, error_prefix, ("from", src, tag), post, arrive, record, is_long=is_long)
         # There is no fast path until the first message has come.
         is_new = request is None or request.fast_path is None
-        if is_new and packed is tensor and src is not None and src != self._rank:
-            self._keep_request(requests, of, tensor, src, tag, backend.fast_recv, sends=False, label=label)
+        is_plain = packed is tensor or (is_strided and packed.dtype == tensor.dtype and packed.shape == tensor.shape)
+        if is_new and is_plain and src is not None and src != self._rank:
+            self._keep_request(requests, of, packed, src, tag, backend.fast_recv, sends=False, label=label)
         elif type(tensor) is ObjectMessage:
             self.known.note_receive(facts, None, PersistentRequest(facts, None, -1))
         elif packed is tensor and src is None and not label:
@@ -329,6 +351,8 @@ class PointToPoint(Exchanges):
             work.source = group.ranks[incoming.source]
             if isinstance(work, DeferredObjects):
                 self._take_objects(work.message, incoming, work.record, backend)
+            elif isinstance(work, DeferredStrided):
+                work.unpack()
             elif src is None:
                 self.known.received(work.record[FACTS], backend, array, incoming.source)
 
@@ -424,7 +448,7 @@ class PointToPoint(Exchanges):
             return
         if queue is None:
             queue = self._queues[key] = JobQueue(self._progress)
-        steps = partial(_steps, _Guarded(waitable, partial(self.check, error_prefix)), waitable, arrive)
+        steps = partial(message_steps, Guarded(waitable, partial(self.check, error_prefix)), waitable, arrive)
         try:
             self._progress.submit(queue, Job(steps, work, group.timeout_s, error_prefix, group.fail, record))
         except DistError as error:
@@ -467,24 +491,6 @@ class PointToPoint(Exchanges):
                 " on this backend, arrays on a GPU are not sent to oneself"
             )
         return Parcel(self._group, error_prefix, of, tensor, peer, tag)
-
-
-class _Guarded(Wrapped):
-    """Also checks the group of a waitable, which another call may break meanwhile."""
-
-    def __init__(self, waitable: Waitable, check: Any) -> None:
-        super().__init__(waitable)
-        self._check = check
-
-    def check(self) -> None:
-        self._check()
-        super().check()
-
-
-def _steps(guarded: Waitable, waitable: Waitable, arrive: Any) -> Iterator[Waitable]:
-    yield guarded
-    if arrive is not None:
-        arrive(waitable)
 
 
 def _async_calls(tensor: Any) -> tuple[str, str]:

@@ -26,7 +26,7 @@ from meshdist.runtime.flight_recorder import CREATED, Record, clock
 from meshdist.runtime.handover import hand_over
 from meshdist.runtime.object_messages import ObjectMessage, ObjectsWork
 from meshdist.runtime.progress import NAP_S, Job, JobQueue, Progress
-from meshdist.runtime.waiting import Waitable, WithoutBell
+from meshdist.runtime.waiting import Waitable, WithoutBell, Wrapped
 from meshdist.runtime.work import PlannedWork, ReceiptWork, Work
 
 # The facts of a message in the flight recorder: the user's function, group name and label, dtype, shape, peer, tag,
@@ -40,6 +40,25 @@ _QUIET_NS = 20_000_000
 # The longest time between two of its looks. It grows to that while threads wait for all in time: a look costs a rank
 # that exchanges messages of 1 MiB a tenth of the time.
 _LONGEST_PAUSE_S = 0.004
+
+
+class Guarded(Wrapped):
+    """Also checks the group of a waitable, which another call may break meanwhile."""
+
+    def __init__(self, waitable: Waitable, check: Any) -> None:
+        super().__init__(waitable)
+        self._check = check
+
+    def check(self) -> None:
+        self._check()
+        super().check()
+
+
+def message_steps(guarded: Waitable, waitable: Waitable, arrive: Any) -> Iterator[Waitable]:
+    """Wait for a message, and then call `arrive` with what it was awaited in."""
+    yield guarded
+    if arrive is not None:
+        arrive(waitable)
 
 
 class PersistentRequest:
@@ -113,8 +132,9 @@ class UnpostedWork(Work):
         super().add_callback(callback)
 
     def _post(self) -> None:
-        if isinstance(self.queue, Unposted):
-            self.queue.post_all()
+        queue = self.queue
+        if isinstance(queue, Unposted):
+            queue.post_all()
 
 
 class DeferredWork(UnpostedWork, ReceiptWork):
@@ -143,6 +163,30 @@ class DeferredWork(UnpostedWork, ReceiptWork):
     def take(self) -> bool:
         """Receive the message by the fast path, if it comes within moments; return whether it has."""
         return self.request.fast_path is not None and self.request.fast_path(self.awaited)
+
+
+class DeferredStrided(DeferredWork):
+    """A DeferredWork for an array that is not contiguous: the message comes into another one, and is copied."""
+
+    __slots__ = ("room",)
+
+    def __init__(self, error_prefix: str, tensor: Array, request: PersistentRequest, record: Record) -> None:
+        super().__init__(error_prefix, tensor, request, record)
+        self.room = request.room()
+
+    @property
+    def awaited(self) -> Array:
+        return self.room
+
+    def take(self) -> bool:
+        if not super().take():
+            return False
+        self.unpack()
+        return True
+
+    def unpack(self) -> None:
+        """Copy the message that has come."""
+        self._value[...] = self.room
 
 
 class DeferredObjects(UnpostedWork, ObjectsWork):
@@ -289,8 +333,9 @@ class DeferredReceives(Unposted):
                 else:
                     self.works.appendleft(first)
                     self.post_all()
-        if work.queue is not None and work.queue is not self:
-            work.queue.carry(work)
+        queue = work.queue  # another thread may take it out
+        if queue is not None and queue is not self:
+            queue.carry(work)
 
     def post_all(self) -> None:
         with self._lock, self._in_hand():
@@ -343,8 +388,9 @@ class AnnouncedSends(Unposted):
         """Leave `work` to its request, and carry that on for a moment."""
         self._deferral.post_all()
         self.post_all()
-        if work.queue is not None and work.queue is not self:
-            work.queue.carry(work)
+        queue = work.queue  # another thread may take it out
+        if queue is not None and queue is not self:
+            queue.carry(work)
 
     def post_all(self) -> None:
         with self._lock:

@@ -14,8 +14,9 @@ import numpy as np
 from meshdist import core
 from meshdist.arrays.device_types import new_empty, taken
 from meshdist.arrays.host import Array, check_dtype, check_writable, describe_array, is_plain, pack
+from meshdist.arrays.overlap import can_be_filled, share_memory
 from meshdist.collectives.definition import known_to_core
-from meshdist.groups.message_exchanges import Terms, terms_of
+from meshdist.groups.message_exchanges import Terms, has_strides, terms_of
 from meshdist.mesh.mesh_slices import MeshSlices
 from meshdist.runtime.plan_cache import remember
 from meshdist.system.name_hints import explaining
@@ -107,12 +108,20 @@ class MeshExchanges(MeshSlices):
             >>> meshdist.run(program, 4)
             [(3, 1), (0, 2), (1, 3), (2, None)]
         """
+        if has_strides(out) and type(x) is np.ndarray and can_be_filled(out) and not share_memory(x, out):
+            room: Any = np.empty(out.shape, out.dtype)
+            if self.shift(x, by, periodic, room, axis=axis, tag=tag) is None:
+                return None
+            out[...] = room
+            return cast("Array", out)
+        if has_strides(x) and (out is None or (type(out) is np.ndarray and not share_memory(x, out))):
+            x = np.ascontiguousarray(x)
         key: Any = None
         if type(x) is type(out) is np.ndarray or (type(x) is np.ndarray and out is None):
             if type(by) is int and type(periodic) is bool and (axis is None or type(axis) in (int, str)):
                 key = (axis, by, periodic, x.dtype, x.shape, None if out is None else (out.dtype, out.shape))
             known = self._known_exchanges.get(key)
-            if known is not None and (out is None or (out.flags.carray and not np.may_share_memory(out, x))):
+            if known is not None and (out is None or (out.flags.carray and not share_memory(out, x))):
                 messages, legs = known.group.messages, _legs(known, x, out)
                 run = None if out is None or legs is None else messages.known_exchange("shift", *legs, tag, known.terms)
                 messages.note_exchange(run or partial(_shifted, known, tag), known.error_prefix, x, out)
@@ -121,7 +130,7 @@ class MeshExchanges(MeshSlices):
         group = self.get_group(along)
         prefix, me, size = group.error_prefix("shift"), group.rank(), group.size()
         array = group.named(prefix, _sendable, x, "x")
-        room: Any = None if out is None else group.named(prefix, taken, out, "out")
+        room = None if out is None else group.named(prefix, taken, out, "out")
         places, wraps = group.named(prefix, _whole, by, "by"), bool(group.named(prefix, _truth, periodic, "periodic"))
         if room is not None:
             group.named(prefix, _check_room, room, out, array)
@@ -397,7 +406,7 @@ def _sendable(value: Any, name: str) -> Any:
 def _check_room(room: Any, out: Any, array: Any) -> None:
     if isinstance(room, np.ndarray):
         check_writable(room, "out", out)
-        if isinstance(array, np.ndarray) and np.may_share_memory(room, array):
+        if isinstance(array, np.ndarray) and share_memory(room, array):
             raise ValueError("out shares memory with x, and is written; pass another array")
 
 

@@ -136,7 +136,8 @@ class Awaited(NamedTuple):
         """
         heads: list[Job] = []
         for work in self.works:
-            head = work.queue.first() if isinstance(work.queue, JobQueue) else None
+            queue = work.queue
+            head = queue.first() if isinstance(queue, JobQueue) else None
             if head is None or work.is_completed():
                 return []
             if head not in heads:

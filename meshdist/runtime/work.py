@@ -134,8 +134,9 @@ class Completion(core.Handle, metaclass=_Handles):
 
     def hasten(self) -> None:
         """Have the progress thread carry out the call now: no thread waits for it, but a callback does."""
-        if not self._is_done and self.queue is not None:
-            self.queue.hasten()
+        queue = self.queue  # another thread may take it out
+        if not self._is_done and queue is not None:
+            queue.hasten()
 
     def observe(self, observer: Observer) -> None:
         """Notify `observer` of every blocking wait from now on, and of the completion."""
@@ -336,9 +337,10 @@ class Work(Completion):
                 the group is not broken: call `wait` again.
             DistError: The call failed; every `wait` raises its error. Or a callback waits for a later call.
         """
-        if not self._is_done and self.queue is not None:
+        queue = self.queue  # another thread may take it out
+        if not self._is_done and queue is not None:
             began_ns = perf_counter_ns()
-            self.queue.carry(self)
+            queue.carry(self)
             if hasattr(self, "_observer"):
                 self._observer.blocked(perf_counter_ns() - began_ns)
         if not self._is_done:
