@@ -83,10 +83,9 @@ def recv_object_list(
 ) -> int:
     """Receive objects into a list, replacing all its elements.
 
-    The list must be as long as the one that is sent; `irecv_object_list` receives a list of any length.
-
     Args:
-        object_list: As long as the list that is sent.
+        object_list: A list as long as the one that is sent; or an empty list, which receives one of any length. Only if
+            the group's backend is for GPUs alone, the length must be known.
         src: Global rank of the sender; as a method, its rank in the group or along the mesh. None takes the first list
             from any rank.
         group: A ProcessGroup or a DeviceMesh; the world if None.
@@ -112,7 +111,7 @@ def recv_object_list(
     source = source_of(members, of, src, group_src)
     objects = as_list(members.error_prefix(of), "object_list", object_list)
     if members.carries("cpu"):
-        message = ObjectMessage.to_receive(len(objects), objects)
+        message = ObjectMessage.to_receive(len(objects) or None, objects)
         source = members.messages.recv(message, source, tag, of)
         received = message.objects(members.error_prefix(of))
         objects[:] = [None] * len(objects) if received is None else received  # None in a dry run

@@ -539,7 +539,8 @@ static PyObject *message_result(const Memo *memo, Found *found, PyObject *recv, 
 static PyObject *run_inbox(Memo *memo, PyObject *recv, bool is_bound)
 {
     Inbox *inbox = (Inbox *)memo->run;
-    Found found = {.number = PyList_CheckExact(recv) ? PyList_GET_SIZE(recv) : -1};
+    /* An empty list receives any number of objects. */
+    Found found = {.number = PyList_CheckExact(recv) && PyList_GET_SIZE(recv) > 0 ? PyList_GET_SIZE(recv) : -1};
     PyObject *record = NULL, *facts = NULL, *result = NULL;
     memo->num_users++;
     int status = inbox_await(inbox);

@@ -469,3 +469,19 @@ def all_send():
 def test_ranks_that_all_send_first_learn_what_to_call(worlds, backend):
     worlds.drop(backend, 2)  # a rank with receives in progress, which an earlier test may have left, is in no proof
     worlds.world(backend, 2).run(all_send)
+
+
+def into_an_empty_list():
+    rank = dist.get_rank()
+    for number in range(6):
+        sent = [{"number": number}] * (number % 4)
+        if rank == 0:
+            dist.send_object_list(sent, 1, tag=3)
+        elif rank == 1:
+            objects = []
+            assert dist.recv_object_list(objects, 0 if number % 2 else None, tag=3) == 0
+            assert objects == sent
+
+
+def test_an_empty_list_receives_any_number_of_objects(world_of_several):
+    world_of_several.run(into_an_empty_list)
