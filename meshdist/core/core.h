@@ -286,7 +286,7 @@ typedef struct {
 extern PyTypeObject *object_sender_type;
 /* The pickle of a list, a new reference; NULL without an error if Python has to raise it. */
 PyObject *objects_dump(ObjectSender *sender, PyObject *list);
-/* The facts of a list of objects, of which `facts` has another number or size; a new reference. */
+/* The facts of a list of objects, of which `facts` may have another number or size; a new reference. */
 PyObject *objects_facts(PyObject *facts, Py_ssize_t number, Py_ssize_t num_bytes);
 extern PyMethodDef object_functions[];
 

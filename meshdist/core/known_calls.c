@@ -550,6 +550,8 @@ static PyObject *run_inbox(Memo *memo, PyObject *recv, bool is_bound)
         facts = found.pickle == NULL ? Py_NewRef(memo->facts)
                                      : objects_facts(memo->facts, found.number, PyBytes_GET_SIZE(found.pickle));
         status = facts == NULL || record_message(memo->calls, facts, &record) < 0 ? -1 : record_done(record);
+        if (facts != NULL) /* the next message may be like this one */
+            Py_SETREF(memo->facts, Py_NewRef(facts));
     }
     if (status == 1 && inbox->info == NULL)
         status = inbox_wake(inbox, &found);
@@ -583,6 +585,8 @@ static PyObject *run_objects(Memo *memo, PyObject *list)
     if (status > 0) {
         facts = objects_facts(memo->facts, count, num_bytes);
         int recorded = facts == NULL ? -1 : record_message(calls, facts, &record);
+        if (facts != NULL) /* the next message may be like this one */
+            Py_SETREF(memo->facts, Py_NewRef(facts));
         if (recorded > 0 && status == 2)
             recorded = ring_rest(sender->ring, pickle, number, memo->prefix);
         status = recorded < 0 ? -1 : record_done(record);

@@ -20,10 +20,15 @@ PyObject *objects_dump(ObjectSender *self, PyObject *list)
 
 PyObject *objects_facts(PyObject *facts, Py_ssize_t number, Py_ssize_t num_bytes)
 {
-    PyObject *told = PyTuple_New(PyTuple_GET_SIZE(facts)), *count = PyLong_FromSsize_t(number);
+    PyObject *count = PyLong_FromSsize_t(number), *last = PyTuple_GET_ITEM(facts, SHAPE);
     PyObject *dtype = count == NULL ? NULL : PyObject_CallOneArg(dtype_of, count);
-    PyObject *shape = Py_BuildValue("(n)", num_bytes);
     Py_XDECREF(count);
+    if (dtype == PyTuple_GET_ITEM(facts, DTYPE) && PyTuple_GET_SIZE(last) == 1
+        && PyLong_AsSsize_t(PyTuple_GET_ITEM(last, 0)) == num_bytes) {
+        Py_DECREF(dtype);
+        return Py_NewRef(facts);
+    }
+    PyObject *told = PyTuple_New(PyTuple_GET_SIZE(facts)), *shape = Py_BuildValue("(n)", num_bytes);
     if (told == NULL || dtype == NULL || shape == NULL) {
         Py_XDECREF(told);
         Py_XDECREF(dtype);
