@@ -67,8 +67,9 @@ def send(
     """Send `tensor` to a rank that receives it.
 
     A message of at most 64 KiB is buffered, and the call returns; a larger one waits until it is received. The
-    environment variable MESHDIST_EAGER_LIMIT sets another limit in bytes, up to 128 KiB; with 0 every send waits, which
-    reveals programs that rely on buffering.
+    environment variable MESHDIST_EAGER_LIMIT sets another limit in bytes, up to 256 KiB; the gloo backend buffers no
+    message of more than 130944 bytes (128 bytes less than 128 KiB), even if the limit is higher. With 0 every send
+    waits, which reveals programs that rely on buffering.
 
     Args:
         tensor: An array.

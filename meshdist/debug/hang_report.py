@@ -217,7 +217,7 @@ def _sentence(ranks: str, doing: _Doing, age: str, *, is_one: bool) -> str:
         ending = "" if not doing.ended else ", and timed out" if doing.ended == "timed out" else _FAILED[is_one]
         return f"{ranks} {are} in {doing.call}, {age}{doing.others}{ending}"
     had = "had" if doing.is_over else have
-    last = f"; {their} last call was {doing.call}" if doing.call else f" and {had} made no calls yet"
+    last = f"; {their} last call was {doing.call}" if doing.call else f" and {had} completed no call yet"
     return f"{ranks} {are} not in a meshdist call; {they} {had} been {doing.place} {age}{last}{doing.others}"
 
 

@@ -119,6 +119,11 @@ def main(arguments: list[str] | None = None, *, passes_local_rank: bool = False)
     problem = _problem_with(parsed, kind, command)
     if problem is not None:
         _complain(problem)
+    if misplaced := _misplaced_number(options, command):
+        print(
+            f"meshrun: 1 rank; {misplaced} comes after {command[0]}, so it is the {kind}'s; put it before",
+            file=sys.stderr,
+        )
     if parsed.launcher == "mpi":
         from meshdist.launch.mpirun import exec_mpirun, refusal
 
@@ -200,6 +205,31 @@ def split_command(arguments: list[str]) -> tuple[list[str], list[str]]:
         if not equals and name not in _FLAGS and words:
             options.append(words.pop(0))
     return options, words
+
+
+def _misplaced_number(options: list[str], command: list[str]) -> str | None:
+    """Return the number of ranks among the arguments of the command, as it is written, if it is nowhere else."""
+    if "PET_NPROC_PER_NODE" in os.environ or any(_sets_number(word) for word in options):
+        return None
+    arguments = command[1:]
+    for number, word in enumerate(arguments):
+        if word == "--":
+            return None
+        if _sets_number(word):
+            value = arguments[number + 1 : number + 2]
+            has_value = "=" in word or word[2:].isdecimal()
+            if has_value or (value and _is_number_of_ranks(value[0])):
+                return word if has_value else f"{word} {value[0]}"
+    return None
+
+
+def _sets_number(word: str) -> bool:
+    name = word.partition("=")[0].replace("_", "-")
+    return name in ("-n", "-np", "--nproc-per-node") or (name[:2] == "-n" and name[2:].isdecimal())
+
+
+def _is_number_of_ranks(text: str) -> bool:
+    return text in ("cpu", "gpu", "auto") or text.replace(":", "", 1).isdecimal()
 
 
 def _parser() -> ArgumentParser:

@@ -101,9 +101,9 @@ class MeshMagics:
             print("no workers")
             return
         axes = ", ".join(f"{name}={size}" for name, size in self._options.axes) or "none"
-        print(
-            f"{counted(self._pool.size, 'worker')}, backend {self._pool.backend}, mesh: {axes}; pids {self._pool.pids}"
-        )
+        pids, size = self._pool.pids, self._pool.size
+        workers = f"{'' if len(pids) == size else f'{len(pids)} of '}{counted(size, 'worker')}"
+        print(f"{workers}, backend {self._pool.backend}, mesh: {axes}; pids {pids}")
         for rank, how in sorted(self._pool.ended.items()):
             print(f"rank {rank} has ended ({how}); a new process takes its place before the next cell")
         if self._pool.replaced:

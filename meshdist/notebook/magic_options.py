@@ -111,8 +111,8 @@ def _shape(num_ranks: int | None, axes: Axes | None, before: CellOptions | None)
     check_num_processes(max(num_ranks or 1, product), "%%mesh: ")
     if axes is not None:
         if num_ranks not in (None, product):
-            sizes = " x ".join(str(size) for _, size in axes)
-            raise ValueError(f"%%mesh: --axes has {sizes} = {counted(product, 'rank')}, but -n is {num_ranks}")
+            sizes = ",".join(f"{name}={size}" for name, size in axes)
+            raise ValueError(f"%%mesh: --axes {sizes} has {counted(product, 'rank')}, but -n is {num_ranks}")
         return product, axes
     if num_ranks is None and before is None:
         raise ValueError("%%mesh: pass the number of workers, as in %%mesh -n 4, or --axes dp=2,tp=2")

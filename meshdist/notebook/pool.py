@@ -138,7 +138,8 @@ class Pool:
 
     @property
     def pids(self) -> list[int]:
-        return [self._workers[rank].pid for rank in sorted(self._workers)]
+        """Those of the workers that have not ended, by rank."""
+        return [worker.pid for _, worker in sorted(self._workers.items()) if not worker.connection.poll()]
 
     @property
     def ended(self) -> dict[int, str]:

@@ -34,6 +34,10 @@ def call_lines() -> str:
     return call_chain(_MOST_CALLERS if shows_calls() else 0)
 
 
+SET_UP = Signature("the set-up of the group")
+"""The first steps of a rank's first call on a group. All ranks take them before any rank goes on, so other calls meet
+them only if several threads of a rank make its first call."""
+
 # What to do with arrays whose sizes alone differ, by the name of the call.
 _OF_SIZES = {
     **dict.fromkeys(
@@ -58,6 +62,18 @@ def _advice(calls: Iterable[str]) -> str:
     return _OF_SIZES.get(first[1], "") if len(texts) == 1 and first is not None else ""
 
 
+_SEVERAL_THREADS = "several threads of a rank made the group's first call at the same time"
+_ONE_THREAD = "make all calls on a group from one thread, or create a group for each thread"
+
+
+def _makes(call: str, *, is_one: bool) -> str:
+    """Say that ranks make a call."""
+    if call.startswith(SET_UP.text):
+        where = call.removeprefix(SET_UP.text).replace(" at an async call", " in an async call")
+        return f"{'sets' if is_one else 'set'} up the group{where}"
+    return f"{'calls' if is_one else 'call'} {call}"
+
+
 class CallCheck:
     """Makes the error of calls that disagree, for rank `rank` of a group of the global ranks `ranks`."""
 
@@ -75,9 +91,12 @@ class CallCheck:
         for place, call in sorted(calls.items()):
             ranks_of.setdefault(call, []).append(place)
         parts = [
-            f"  {call_ranks(places, self._ranks)} {'calls' if len(places) == 1 else 'call'} {call}"
+            f"  {call_ranks(places, self._ranks)} {_makes(call, is_one=len(places) == 1)}"
             for call, places in ranks_of.items()
         ]
+        if any(call.startswith(SET_UP.text) for call in ranks_of):
+            parts.append(f"  {_ONE_THREAD}")
+            return DistBackendError(_SEVERAL_THREADS, hang_report="\n".join(parts))
         if advice := _advice(ranks_of):
             parts.append(f"  {advice}")
         return DistBackendError("the ranks disagree", hang_report="\n".join(parts))

@@ -32,6 +32,8 @@ VARIABLES = (
     "MESHDIST_TUNING",
 )
 """All that the package reads; docs/variables.md describes each."""
+# Those that are arguments of a function, by their names without the prefix.
+_ARGUMENTS = {"TIMEOUT": "init_process_group(timeout=...)"}
 # Those of its tests and of CI, which may be set where they start ranks.
 _OF_TESTS = (
     "MESHDIST_CI_RUN",
@@ -47,7 +49,10 @@ _OF_SERVICE, _OF_SERVICES = "_SERVICE_HOST", ("_SERVICE_", "_PORT")
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str | None]:
-    """Return the variables that are set and that meshdist does not read, each with the similar one that was meant."""
+    """Return the variables that are set and that meshdist does not read, each with what was meant, if that is known.
+
+    That is a variable with a similar name, or an argument.
+    """
     unknown = [name for name in environment if name.startswith(_PREFIX) and name not in (*VARIABLES, *_OF_TESTS)]
     services = [name.removesuffix(_OF_SERVICE) for name in unknown if name.endswith(_OF_SERVICE)]
     unknown = [name for name in unknown if not name.startswith(tuple(a + b for a in services for b in _OF_SERVICES))]
@@ -56,6 +61,6 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> dict[str, 
     from meshdist._torch_names import spelt  # with modules that are not needed otherwise
 
     # Without the prefix, which would make all of them similar.
-    known = [name.removeprefix(_PREFIX) for name in VARIABLES]
+    known = {**{name.removeprefix(_PREFIX): name for name in VARIABLES}, **_ARGUMENTS}
     meant = {name: spelt(name.removeprefix(_PREFIX), known) for name in unknown}
-    return {name: None if other is None else _PREFIX + other for name, other in meant.items()}
+    return {name: None if other is None else known[other] for name, other in meant.items()}

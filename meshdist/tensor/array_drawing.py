@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -14,7 +15,7 @@ from meshdist.mesh import show as drawing
 from meshdist.mesh.show import FORMS, in_notebook
 from meshdist.mesh.show.grid import Window
 from meshdist.mesh.show.html import framed
-from meshdist.mesh.show.legend import frame, legend_below, title_above, width_in_of, wrapped
+from meshdist.mesh.show.legend import NO_BREAK, frame, legend_below, title_above, width_in_of, wrapped
 from meshdist.mesh.show.text import CUT
 from meshdist.system.palette import MINE, PLAIN, fill
 from meshdist.tensor.array_layout import ArrayLayout, Cut
@@ -348,8 +349,10 @@ def as_plot(picture: Picture, ax: Any = None) -> Any:
     margin = 0.3 + 0.13 * max(map(len, rows.labels))
     width_in = max(_INCH * left[-1], _LEAST_WIDTH_IN)
     notes = [_CAPTION.format(picture.mesh), *_outside(picture), *picture.notes]
+    # Broken between axes alone: not in a tuple, nor between an axis and its placement.
+    title = re.sub(r"\([^()]*\)|: ", lambda found: found[0].replace(" ", NO_BREAK), picture.title)
     if ax is None:
-        lines = sum(len(wrapped(text, width_in)) for text in [picture.title, *notes]) + 2
+        lines = sum(len(wrapped(text, width_in)) for text in [title, *notes]) + 2
         size = (max(_INCH * (left[-1] + 2 * margin), width_in + 0.4), _INCH * (top[-1] + 0.7) + _LINE_IN * lines + 0.4)
         _, ax = pyplot.subplots(figsize=size, layout="constrained")
     else:
@@ -373,7 +376,7 @@ def as_plot(picture: Picture, ax: Any = None) -> Any:
     ax.set_ylim(top[-1] + 0.25, -0.45)
     ax.set_aspect("equal")
     ax.set_axis_off()
-    title_above(ax, picture.title, left[-1] / 2, width_in)
+    title_above(ax, title, left[-1] / 2, width_in)
     entries = [frame(_framed(picture))] if _framed(picture) else []
     legend_below(ax, entries, notes, left[-1] / 2, width_in)
     return ax

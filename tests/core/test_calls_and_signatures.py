@@ -40,6 +40,24 @@ def test_disagreement_joins_the_ranks_of_one_call():
     assert described({3: "a()", 1: "b()"}, range(4)) == "the ranks disagree\n  rank 1 calls b()\n  rank 3 calls a()"
 
 
+def test_two_threads_that_set_up_a_group_are_told_so():
+    headline = "several threads of a rank made the group's first call at the same time"
+    advice = "  make all calls on a group from one thread, or create a group for each thread"
+    calls = {0: "the set-up of the group at x.py:1", 1: "all_reduce(float64[4], op=sum) at x.py:1"}
+    assert described(calls, range(2)).splitlines() == [
+        headline,
+        "  rank 0 sets up the group at x.py:1",
+        "  rank 1 calls all_reduce(float64[4], op=sum) at x.py:1",
+        advice,
+    ]
+    calls = dict.fromkeys((0, 1), "the set-up of the group at an async call")
+    assert described(calls, range(2)).splitlines() == [
+        headline,
+        "  ranks 0, 1 set up the group in an async call",
+        advice,
+    ]
+
+
 def of_different_lengths(name):
     x = np.ones(3 + dist.get_rank())
     calls = {

@@ -26,6 +26,7 @@ NAME = re.compile(r"\bMESHDIST_[A-Z_]*[A-Z]\b")
         ("MESHDIST_SECERT", "MESHDIST_SECRET"),
         ("MESHDIST_SECRETFILE", "MESHDIST_SECRET_FILE"),
         ("MESHDIST_CAHCE_DIR", "MESHDIST_CACHE_DIR"),
+        ("MESHDIST_TIMEOUT", "init_process_group(timeout=...)"),
     ],
 )
 def test_what_was_meant(name, meant):

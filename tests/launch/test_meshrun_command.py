@@ -19,6 +19,31 @@ def test_script_gets_its_arguments_untouched(tmp_path):
     assert [reported(tmp_path, f"argv{rank}") for rank in range(2)] == [expected] * 2
 
 
+@pytest.mark.parametrize(
+    "after", [("-n", "2"), ("-n2",), ("-np", "2"), ("--nproc-per-node=2",), ("--nproc_per_node", "2")]
+)
+def test_a_number_of_ranks_after_the_script_is_said_to_be_the_scripts(tmp_path, after):
+    write_script(tmp_path, "tell(f'argv{rank}', repr(sys.argv[1:]))")
+    said = f"meshrun: 1 rank; {' '.join(after)} comes after script.py, so it is the script's; put it before\n"
+    assert meshrun(tmp_path, "--standalone", "script.py", "--x", *after) == (0, "", said)
+    assert reported(tmp_path, "argv0") == repr(["--x", *after])
+    assert not (tmp_path / "argv1").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-n", "1", "script.py", "-n", "2"),
+        ("script.py", "--", "-n", "2"),
+        ("script.py", "-n"),
+        ("script.py", "-n", "name"),
+    ],
+)
+def test_nothing_is_said_where_the_script_is_to_have_it(tmp_path, words):
+    write_script(tmp_path, "tell('done', '')")
+    assert meshrun(tmp_path, *words) == (0, "", "")
+
+
 def test_ranks_find_their_place_in_the_environment(tmp_path):
     write_script(tmp_path, "import json; tell(f'env{rank}', json.dumps(dict(os.environ)))")
     assert meshrun(tmp_path, "--nproc_per_node=3", "--standalone", "script.py")[0] == 0

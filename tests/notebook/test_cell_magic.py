@@ -260,7 +260,9 @@ def test_a_worker_that_ends_between_two_cells_is_said(shell, capsys):
     kill(pids(shell, capsys)[1])
     shell.run_line_magic("mesh", "")
     said = "rank 1 has ended (killed by SIGKILL); a new process takes its place before the next cell"
-    assert capsys.readouterr().out.splitlines()[1] == said
+    workers, *lines = capsys.readouterr().out.splitlines()
+    assert workers.startswith("1 of 2 workers, backend gloo")
+    assert lines == [said]
     shell.run_cell_magic("mesh", "", "dist.barrier()\n'kept' in globals()")
     said, *lines = capsys.readouterr().out.splitlines()
     assert said == (
@@ -269,7 +271,17 @@ def test_a_worker_that_ends_between_two_cells_is_said(shell, capsys):
     )
     assert lines == ["[0] True", "[1] False"]
     shell.run_line_magic("mesh", "")
-    assert capsys.readouterr().out.splitlines()[1].endswith("rank 1 (killed by SIGKILL)")
+    workers, replaced = capsys.readouterr().out.splitlines()
+    assert workers.startswith("2 workers, ")
+    assert replaced.endswith("rank 1 (killed by SIGKILL)")
+
+
+def test_the_workers_left_after_one_ended_in_a_cell_are_counted(shell, capsys):
+    with pytest.raises(RuntimeError, match="exit status 3"):
+        shell.run_cell_magic("mesh", "-n 2", "import os\nif dist.get_rank() == 1: os._exit(3)")
+    capsys.readouterr()
+    shell.run_line_magic("mesh", "")
+    assert re.match(r"1 of 2 workers, backend gloo, mesh: none; pids \[\d+\]\n", capsys.readouterr().out)
 
 
 def test_another_backend_or_timeout_takes_no_variables(shell, capsys):

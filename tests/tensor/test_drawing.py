@@ -174,6 +174,18 @@ def test_the_words_around_a_plot_fit_into_it():
     pyplot.close(ax.figure)
 
 
+def test_the_title_of_a_plot_breaks_between_axes():
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    pyplot.switch_backend("agg")
+    with meshdist.dry_run(world_size=4, rank=0):
+        figure, ax = pyplot.subplots(figsize=(2.4, 2))
+        array((2, 2), 0, (10, 6), {"dp": Shard(0, sizes=(9, 1)), "tp": Partial()}).show("plot", ax=ax)
+    shape, *axes = ax.get_title().split("\n")
+    assert shape == "float64 (10, 6) as"
+    assert axes == ["{'dp': Shard(0, sizes=(9, 1)),", "'tp': Partial('sum')}"]
+    pyplot.close(figure)
+
+
 def test_plot_without_matplotlib_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with meshdist.dry_run(world_size=1, rank=0):

@@ -10,6 +10,8 @@ from meshdist.system.palette import MINE
 # In font sizes: a swatch with the space behind it, and the space between two columns.
 _SWATCH, _BETWEEN = 2.3, 1.2
 _POINTS_PER_INCH = 72.0
+NO_BREAK = "\u00a0"
+"""A space at which `wrapped` does not break a text."""
 
 
 def frame(label: str) -> Any:
@@ -32,7 +34,7 @@ def wrapped(text: str, width_in: float) -> list[str]:
             lines[-1] += f" {word}"
         else:
             lines.append(word)
-    return lines
+    return [line.replace(NO_BREAK, " ") for line in lines]
 
 
 def title_above(ax: Any, text: str, middle: float, width_in: float) -> None:

@@ -24,7 +24,7 @@ from meshdist.backends.gloo.shm.single_copy import Memory, address_of, allow_pee
 from meshdist.backends.gloo.shm.tuning import Mode, Tuning
 from meshdist.collectives.dataflow import Blocks
 from meshdist.errors import DistBackendError
-from meshdist.runtime.call import Signature
+from meshdist.runtime.call_mismatch import SET_UP
 from meshdist.runtime.departure import LeftOut
 from meshdist.runtime.doorbells import SocketDoorbells
 from meshdist.runtime.log import RankLog
@@ -35,7 +35,6 @@ from meshdist.system.tuning_cache import TuningCache
 
 # Size of one piece of scratch: fits the second-level cache together with what it is added to.
 SCRATCH_BYTES = 128 << 10
-_SET_UP = Signature("the set-up of the group")
 _KEY = "memory"
 # What a rank can do with the memory of all others; it has the core; it sees a core for each rank of its host.
 _READS, _WRITES, _COMPILED, _HAS_CORES = 1, 2, 4, 8
@@ -188,18 +187,18 @@ class ShmGroup:
         return self.memories[peer].try_write(self.region.words[self.region.line(peer, TRIAL)], _TRIAL)
 
     def _arrive(self) -> Waitable:
-        return SetupBarrierWait(self.backend.options, self.barrier, self.barrier.signal(_SET_UP.fingerprint))
+        return SetupBarrierWait(self.backend.options, self.barrier, self.barrier.signal(SET_UP.fingerprint))
 
 
 class SetupBarrierWait(BarrierWait):
     """A step of the setup; a rank that never arrives may have no memory yet to record that in."""
 
     def __init__(self, options: BackendOptions, barrier: FlagBarrier, word: int) -> None:
-        super().__init__(barrier, word, _SET_UP)
+        super().__init__(barrier, word, SET_UP)
         self._options = options
 
     def check(self) -> None:
-        self._barrier.check_states(self.word, _SET_UP)
+        self._barrier.check_states(self.word, SET_UP)
         for rank in self._barrier.absent(self.word):
             check_withdrawn(self._options, rank, LeftOut.CALL)
         super().check()
