@@ -1102,8 +1102,8 @@ static PyObject *use_many_worlds(PyObject *module, PyObject *unused)
 }
 
 PyMethodDef call_functions[] = {
-    {"configure", configure, METH_VARARGS, "configure(array, is_ours, integer): an array of shape (2, 3), what tells of "
-                                           "a file whether it is the package's, and numpy.integer."},
+    {"configure", configure, METH_VARARGS, "configure(array, is_ours, integer): an array of shape (2, 3), what tells "
+                                           "of a file whether it is the package's, and numpy.integer."},
     {"compare_by_identity", compare_by_identity, METH_O, "Compare arguments of a type by identity; a decorator."},
     {"explain_type_errors", explain_type_errors, METH_O, "Call it with the function and the error where a Function raises "
                                                          "TypeError; it may change the message."},
