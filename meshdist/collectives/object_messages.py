@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshdist.arrays.host import Array
+from meshdist.arrays.plain_numbers import plain_number
 from meshdist.collectives.definition import GroupFunction
 from meshdist.collectives.objects import as_list, bring_back, cut, empty_blocks, on_gpu, pickled, sizes_of, unpickled
 from meshdist.collectives.send_recv import NamingSender, Receiving, source_of
@@ -62,7 +63,7 @@ def send_object_list(
         return
     peer = members.messages.peer(of, "dst", dst, group_dst)
     if members.carries("cpu"):
-        members.messages.send(_to_send(members, of, object_list), peer, tag, of)
+        members.messages.send(_to_send(members, of, object_list), peer, plain_number(tag), of)
         return
     error_prefix = members.error_prefix(of)
     pickles = pickled(error_prefix, as_list(error_prefix, "object_list", object_list))
@@ -112,7 +113,7 @@ def recv_object_list(
     objects = as_list(members.error_prefix(of), "object_list", object_list)
     if members.carries("cpu"):
         message = ObjectMessage.to_receive(len(objects) or None, objects)
-        source = members.messages.recv(message, source, tag, of)
+        source = members.messages.recv(message, source, plain_number(tag), of)
         received = message.objects(members.error_prefix(of))
         objects[:] = [None] * len(objects) if received is None else received  # None in a dry run
         return source
@@ -165,7 +166,7 @@ def isend_object_list(
         return None  # type: ignore[return-value]
     peer = members.messages.peer(of, "dst", dst, group_dst)
     _check_cpu(members, of)
-    return members.messages.isend(_to_send(members, of, object_list), peer, tag, of)
+    return members.messages.isend(_to_send(members, of, object_list), peer, plain_number(tag), of)
 
 
 @Receiving
@@ -203,7 +204,7 @@ def irecv_object_list(
         )
     source = source_of(members, of, src, group_src)
     _check_cpu(members, of)
-    return members.messages.irecv(ObjectMessage.to_receive(None), source, tag, of)
+    return members.messages.irecv(ObjectMessage.to_receive(None), source, plain_number(tag), of)
 
 
 def _to_send(members: Group, of: str, object_list: list[Any]) -> ObjectMessage:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
+from meshdist.arrays.plain_numbers import plain_number
 from meshdist.collectives.send_recv import Receiving, source_of
 from meshdist.runtime.context import GroupLike, resolve
 from meshdist.system.plurals import counted
@@ -147,7 +148,7 @@ def probe(
         (0, [0.0, 1.0, 2.0, 3.0, 4.0])
     """
     members = resolve(group)
-    found: Any = members.messages.probe(source_of(members, "probe", src, group_src), tag)
+    found: Any = members.messages.probe(source_of(members, "probe", src, group_src), plain_number(tag))
     return _info(found)  # type: ignore[return-value]
 
 
@@ -172,7 +173,7 @@ def iprobe(
         DistBackendError: As for `probe`.
     """
     members = resolve(group)
-    return _info(members.messages.iprobe(source_of(members, "iprobe", src, group_src), tag))
+    return _info(members.messages.iprobe(source_of(members, "iprobe", src, group_src), plain_number(tag)))
 
 
 def _info(found: Found | None) -> MessageInfo | None:

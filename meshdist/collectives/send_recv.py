@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import numpy as np
 
 from meshdist.arrays.device_types import device_type_of
+from meshdist.arrays.plain_numbers import plain_number
 from meshdist.collectives.dataflow import RECV, SEND
 from meshdist.collectives.definition import GroupFunction
 from meshdist.runtime.context import GroupLike, resolve
@@ -87,7 +88,7 @@ def send(
         DistTimeoutError: The message was not received within the group's timeout.
     """
     messages = resolve(group).messages
-    messages.send(tensor, messages.peer("send", "dst", dst, group_dst), tag)
+    messages.send(tensor, messages.peer("send", "dst", dst, group_dst), plain_number(tag))
 
 
 @NamingSender
@@ -116,7 +117,7 @@ def recv(
         DistTimeoutError: No message arrived within the group's timeout.
     """
     members = resolve(group)
-    return members.messages.recv(tensor, source_of(members, "recv", src, group_src), tag)
+    return members.messages.recv(tensor, source_of(members, "recv", src, group_src), plain_number(tag))
 
 
 @GroupFunction
@@ -143,7 +144,7 @@ def isend(
         ValueError: As for `send`, except that this rank may send to itself. The Work raises later errors.
     """
     messages = resolve(group).messages
-    return messages.isend(tensor, messages.peer("isend", "dst", dst, group_dst), tag)
+    return messages.isend(tensor, messages.peer("isend", "dst", dst, group_dst), plain_number(tag))
 
 
 @Receiving
@@ -170,7 +171,7 @@ def irecv(
         ValueError: As for `recv`. The Work raises later errors.
     """
     members = resolve(group)
-    return members.messages.irecv(tensor, source_of(members, "irecv", src, group_src), tag)
+    return members.messages.irecv(tensor, source_of(members, "irecv", src, group_src), plain_number(tag))
 
 
 def source_of(members: Group, of: str, src: int | None, group_src: int | None) -> int | None:
@@ -330,4 +331,5 @@ def sendrecv(
     """
     members, of = resolve(group), "sendrecv"
     to, by = members.messages.peer(of, "dst", dst, group_dst), source_of(members, of, src, group_src)
-    return members.messages.sendrecv(send, recv, to, by, (tag, tag if recv_tag is None else recv_tag))
+    tags = plain_number(tag), plain_number(tag if recv_tag is None else recv_tag)
+    return members.messages.sendrecv(send, recv, to, by, tags)

@@ -1,22 +1,25 @@
 /* Function: from the user's call to its plan, without Python where the same call was made before.
 
    The first calls of a kind run the Python function, which ends in the plan, or the ring, that carries them out, and is
-   told here by `Calls.note`. The Function keeps what the arguments were: the dtype and shape of the arrays, and all
-   others by identity. A later call with such arguments does what the Python function would do: it records the call,
-   and runs the plan. All else is handed to the Python function: other arguments, arrays that overlap, a group with
-   hooks, with outstanding calls, or without plans, such as one that is broken.
+   told here by `Calls.note`. The Function keeps what the arguments were: the dtype and shape of the arrays, NumPy's
+   integers by type and value, and all others by identity. A later call with such arguments does what the Python
+   function would do: it records the call, and runs the plan. All else is handed to the Python function: other
+   arguments, arrays that overlap, a group with hooks, with outstanding calls, or without plans, such as one that is
+   broken.
 
    A call that consists of messages, such as sendrecv, tells no facts: what carries it out again makes calls of its own,
    which record themselves and raise their errors; what it returns is the result, unless that is an argument, or a rank
-   as before. */
+   as before. Its arguments may also be tuples, lists and dicts, which are compared item by item. */
 #include "core.h"
 
 #include <structmember.h>
 
 PyTypeObject *function_type, *calls_type, *try_lock_type, *array_type;
 
-enum { MOST_ARGS = 8, MOST_MEMOS = 64, MOST_KNOWN_ARRAYS = 64 };
+enum { MOST_ARGS = 8, MOST_MEMOS = 64, MOST_KNOWN_ARRAYS = 64, MOST_KNOWN_ITEMS = 16 };
 
+/* numpy.integer. */
+static PyTypeObject *integer_type;
 /* A tuple: values of these types are compared by identity, besides None, numbers and strings. */
 static PyObject *identity_types;
 /* `is_ours` of `call_site`: whether a file is one of the package's. */
@@ -35,8 +38,9 @@ static uint64_t num_worlds;
 static bool has_many_worlds;
 
 typedef struct Arg {
-    enum { IDENTICAL, ARRAY, LIST, OBJECTS } kind;
-    PyObject *value; /* or the dtype */
+    enum { IDENTICAL, ARRAY, LIST, OBJECTS, NUMBER, ITEMS } kind;
+    PyObject *value; /* or the dtype of an ARRAY, the type of a NUMBER or of what has ITEMS */
+    int64_t number;
     int flags, num_dims, count;
     Py_ssize_t *shape, num_bytes;
     struct Arg *items;
@@ -152,8 +156,89 @@ static bool is_equal_integer(PyObject *object, PyObject *value)
     return PyLong_CheckExact(object) && PyLong_CheckExact(value) && PyObject_RichCompareBool(object, value, Py_EQ) == 1;
 }
 
+/* The value of an integer of NumPy, a new object at each use. */
+static bool read_number(PyObject *object, int64_t *number)
+{
+    PyObject *index = PyNumber_Index(object);
+    if (index != NULL) {
+        *number = PyLong_AsLongLong(index);
+        Py_DECREF(index);
+    }
+    if (!PyErr_Occurred())
+        return true;
+    PyErr_Clear();
+    return false;
+}
+
+static bool is_number(PyObject *object)
+{
+    return integer_type != NULL && PyObject_TypeCheck(object, integer_type);
+}
+
+static bool learn_item(Arg *arg, PyObject *object)
+{
+    if (!is_number(object))
+        return learn_value(arg, object);
+    arg->kind = NUMBER, arg->value = Py_NewRef((PyObject *)Py_TYPE(object));
+    return read_number(object, &arg->number);
+}
+
+/* The user may change a list or a dict later, so what is in it is kept; a dict's keys and values in its order. */
+static bool learn_items(Arg *arg, PyObject *object)
+{
+    bool is_dict = PyDict_CheckExact(object);
+    Py_ssize_t size = PyObject_Size(object), place = 0;
+    if (size > MOST_KNOWN_ITEMS || (arg->items = PyMem_Calloc(2 * size + 1, sizeof *arg->items)) == NULL)
+        return false;
+    arg->kind = ITEMS, arg->value = Py_NewRef((PyObject *)Py_TYPE(object));
+    arg->count = (int)(is_dict ? 2 * size : size);
+    PyObject *key, *value;
+    if (is_dict) {
+        for (int i = 0; PyDict_Next(object, &place, &key, &value); i += 2) {
+            if (!learn_item(&arg->items[i], key) || !learn_item(&arg->items[i + 1], value))
+                return false;
+        }
+        return true;
+    }
+    for (int i = 0; i < arg->count; i++) {
+        if (!learn_item(&arg->items[i], PySequence_Fast_GET_ITEM(object, i)))
+            return false;
+    }
+    return true;
+}
+
+static bool matches(const Arg *arg, PyObject *object);
+
+static bool matches_items(const Arg *arg, PyObject *object)
+{
+    if (PyDict_CheckExact(object)) {
+        PyObject *key, *value;
+        Py_ssize_t place = 0;
+        if (2 * PyDict_GET_SIZE(object) != arg->count)
+            return false;
+        for (int i = 0; i < arg->count && PyDict_Next(object, &place, &key, &value); i += 2) {
+            if (!matches(&arg->items[i], key) || !matches(&arg->items[i + 1], value))
+                return false;
+        }
+        return true;
+    }
+    if (PySequence_Fast_GET_SIZE(object) != arg->count)
+        return false;
+    for (int i = 0; i < arg->count; i++) {
+        if (!matches(&arg->items[i], PySequence_Fast_GET_ITEM(object, i)))
+            return false;
+    }
+    return true;
+}
+
 static bool matches(const Arg *arg, PyObject *object)
 {
+    if (arg->kind == NUMBER) {
+        int64_t number = 0;
+        return (PyObject *)Py_TYPE(object) == arg->value && read_number(object, &number) && number == arg->number;
+    }
+    if (arg->kind == ITEMS)
+        return (PyObject *)Py_TYPE(object) == arg->value && matches_items(arg, object);
     if (arg->kind == ARRAY) {
         const Array *array = (Array *)object;
         return is_array(object) && array->dtype == arg->value && (array->flags & arg->flags) == arg->flags
@@ -258,7 +343,9 @@ static void learn(Function *self, Active *told, PyObject *const *args, int num_a
             memo->recv = i;
         if (args[i] == result && result != Py_None)
             memo->returned = i;
-        is_known = !is_sent && !is_received ? learn_value(&memo->args[i], args[i])
+        bool has_items = is_exchange
+                         && (PyTuple_CheckExact(args[i]) || PyList_CheckExact(args[i]) || PyDict_CheckExact(args[i]));
+        is_known = !is_sent && !is_received ? (has_items ? learn_items : learn_item)(&memo->args[i], args[i])
                    : of_objects             ? learn_objects(&memo->args[i], args[i])
                                             : learn_buffers(&memo->args[i], args[i], is_received ? CARRAY : C_CONTIGUOUS);
     }
@@ -976,8 +1063,8 @@ PyType_Spec try_lock_spec = {
 
 static PyObject *configure(PyObject *module, PyObject *args)
 {
-    PyObject *array, *function;
-    if (!PyArg_ParseTuple(args, "OO", &array, &function))
+    PyObject *array, *function, *integer;
+    if (!PyArg_ParseTuple(args, "OOO!", &array, &function, &PyType_Type, &integer))
         return NULL;
     const Array *head = (const Array *)array;
     PyObject *dtype = PyObject_GetAttrString(array, "dtype"), *data = PyObject_GetAttrString(array, "ctypes");
@@ -993,6 +1080,7 @@ static PyObject *configure(PyObject *module, PyObject *args)
         return NULL;
     }
     Py_XSETREF(array_type, (PyTypeObject *)Py_NewRef(Py_TYPE(array)));
+    Py_XSETREF(integer_type, (PyTypeObject *)Py_NewRef(integer));
     Py_XSETREF(is_ours, Py_NewRef(function));
     Py_RETURN_NONE;
 }
@@ -1028,8 +1116,8 @@ static PyObject *use_many_worlds(PyObject *module, PyObject *unused)
 }
 
 PyMethodDef call_functions[] = {
-    {"configure", configure, METH_VARARGS, "configure(array, is_ours): an array of shape (2, 3), and what tells of a "
-                                           "file whether it is the package's."},
+    {"configure", configure, METH_VARARGS, "configure(array, is_ours, integer): an array of shape (2, 3), what tells "
+                                           "of a file whether it is the package's, and numpy.integer."},
     {"compare_by_identity", compare_by_identity, METH_O, "Compare arguments of a type by identity; a decorator."},
     {"explain_type_errors", explain_type_errors, METH_O, "Call it with the function and the error where a Function raises "
                                                          "TypeError; it may change the message."},

@@ -98,7 +98,7 @@ class KnownMessages:
             return send(ObjectMessage.of_pickle(data, number), dst, tag, of)
 
         ring = None if core.module is None else fast(dst, tag, _NOTHING.dtype, (_LONG,))
-        if not isinstance(ring, core.Ring):
+        if ring is None or not isinstance(ring, core.Ring):
             self._keep(facts, message.array, fast)
         else:
             most_bytes = min(eager_bytes(), DEFAULT_EAGER_BYTES)

@@ -169,7 +169,7 @@ class Exchanges(Probes):
 
     def exchange_of(self, terms: Terms, tag: int) -> core.Exchange | None:
         """Return what carried out the last exchange with these terms in the core, if it can, and nobody observes."""
-        return self._exchanges.get((terms, tag)) if self._group.calls.is_open else None
+        return self._exchanges.get((terms, tag)) if type(tag) is int and self._group.calls.is_open else None
 
     def known_exchange(
         self, of: str, receives: Sequence[tuple[Any, int]], sends: Sequence[tuple[Any, int]], tag: int, terms: Terms

@@ -14,6 +14,7 @@ import numpy as np
 from meshdist import core
 from meshdist.arrays.host import Array, labelled_dtype, pack
 from meshdist.arrays.overlap import can_be_filled
+from meshdist.arrays.plain_numbers import plain_number
 from meshdist.backends.base import Backend
 from meshdist.errors import DistBackendError, DistError, DistTimeoutError
 from meshdist.groups.message_exchanges import Exchanges, has_strides, known_request
@@ -91,7 +92,7 @@ class PointToPoint(Exchanges):
 
     def peer(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
         """Return the peer of a message; see `ProcessGroup.root`."""
-        if group_rank is None and type(rank) is int and rank in self._peers:
+        if group_rank is None and type(rank := plain_number(rank)) is int and rank in self._peers:
             return self._peers[rank]
         group = self._group
         peer = group.root(of, name, rank, group_rank)

@@ -15,6 +15,7 @@ from meshdist import core
 from meshdist.arrays.device_types import new_empty, taken
 from meshdist.arrays.host import Array, check_dtype, check_writable, describe_array, is_plain, pack
 from meshdist.arrays.overlap import can_be_filled, share_memory
+from meshdist.arrays.plain_numbers import plain_form, plain_number, plain_truth
 from meshdist.collectives.definition import known_to_core
 from meshdist.groups.message_exchanges import Terms, has_strides, terms_of
 from meshdist.mesh.mesh_slices import MeshSlices
@@ -117,9 +118,11 @@ class MeshExchanges(MeshSlices):
         if has_strides(x) and (out is None or (type(out) is np.ndarray and not share_memory(x, out))):
             x = np.ascontiguousarray(x)
         key: Any = None
+        tag = plain_number(tag)
         if type(x) is type(out) is np.ndarray or (type(x) is np.ndarray and out is None):
-            if type(by) is int and type(periodic) is bool and (axis is None or type(axis) in (int, str)):
-                key = (axis, by, periodic, x.dtype, x.shape, None if out is None else (out.dtype, out.shape))
+            along, places, wraps = plain_number(axis), plain_number(by), plain_truth(periodic)
+            if type(places) is int and type(wraps) in (int, bool) and (along is None or type(along) in (int, str)):
+                key = (along, places, wraps, x.dtype, x.shape, None if out is None else (out.dtype, out.shape))
             known = self._known_exchanges.get(key)
             if known is not None and (out is None or (out.flags.carray and not share_memory(out, x))):
                 messages, legs = known.group.messages, _legs(known, x, out)
@@ -205,8 +208,12 @@ class MeshExchanges(MeshSlices):
                    [-1,  2,  2,  3]])
         """
         key: Any = None
-        if type(block) is np.ndarray and type(width) is int and type(periodic) is bool and dims is None:
-            key = (width, periodic, block.dtype, block.shape, block.strides)
+        tag = plain_number(tag)
+        if type(block) is np.ndarray:
+            divided = "each" if dims is None else plain_form(dims, plain_number)
+            forms = plain_form(width, plain_number), plain_form(periodic, plain_truth), divided
+            if None not in forms:
+                key = (forms, block.dtype, block.shape, block.strides)
             known = self._known_exchanges.get(key)
             if known is not None and block.flags.writeable:
                 if known:

@@ -102,7 +102,8 @@ def users(frame: FrameType) -> FrameType:
 
 
 if core.module is not None:
-    core.module.configure(np.empty((2, 3)), is_ours)
+    core.module.configure(np.empty((2, 3)), is_ours, np.integer)
+    core.compare_by_identity(np.bool_)  # of which there are two objects
 
 
 def place_of(frame: FrameType) -> tuple[CodeType, int]:

@@ -1,0 +1,90 @@
+"""Arguments that are compared by their values: the core makes such calls again without Python."""
+
+import sys
+
+import numpy as np
+import pytest
+from python_calls import python_functions
+
+import meshdist as dist
+from meshdist import core
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(core.module is None, reason=f"there is no compiled core: {core.missing}"),
+]
+KINDS = ("width by name", "widths", "widths in a list", "periodic axes", "periodic by name", "dims by name", "halo tag")
+KINDS += ("shift by", "shift tag", "shift periodic", "sendrecv ranks", "sendrecv tag", "send and recv")
+# What checks arguments, or begins a message.
+CHECKS = {"halo_exchange", "shift", "_per_axis", "_sendable", "peer", "sendrecv", "send", "_check_tag"}
+
+
+def made_again(name):
+    """Return the functions that run in Python in a later call; each call has new objects as arguments."""
+    mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("x",))
+    rank, block, x, out = dist.get_rank(), np.ones((6, 2)), np.ones(3), np.zeros(3)
+
+    count, wraps = 1, True  # not constants: each call makes a new tuple
+
+    def other():
+        return np.int64(1 - rank)
+
+    calls = {
+        "width by name": lambda: mesh.halo_exchange(block, {"x": 1}),
+        "widths": lambda: mesh.halo_exchange(block, width=(count,)),
+        "widths in a list": lambda: mesh.halo_exchange(block, width=[np.int64(1)]),
+        "periodic axes": lambda: mesh.halo_exchange(block, periodic=(wraps,)),
+        "periodic by name": lambda: mesh.halo_exchange(block, periodic={"x": np.True_}),
+        "dims by name": lambda: mesh.halo_exchange(block, dims={"x": 0}),
+        "halo tag": lambda: mesh.halo_exchange(block, tag=np.int64(1000)),
+        "shift by": lambda: mesh.shift(x, np.int64(1), out=out),
+        "shift tag": lambda: mesh.shift(x, out=out, tag=np.int64(1000)),
+        "shift periodic": lambda: mesh.shift(x, periodic=np.True_, out=out),
+        "sendrecv ranks": lambda: mesh.sendrecv(x, out, other(), other()),
+        "sendrecv tag": lambda: mesh.sendrecv(x, out, 1 - rank, 1 - rank, tag=np.int64(1000)),
+        "send and recv": lambda: (
+            dist.send(x, other(), tag=np.int64(7)) if rank == 0 else dist.recv(out, other(), tag=7)
+        ),
+    }
+    for _ in range(5):
+        calls[name]()
+    # Python wakes a peer that sleeps, and waits for one that is late.
+    return min((python_functions(calls[name]) for _ in range(20)), key=len)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_arguments_are_not_checked_again(worlds, name):
+    first, second = worlds.world("gloo", 2).run(made_again, name)
+    assert CHECKS.isdisjoint(first)
+    assert CHECKS.isdisjoint(second)
+
+
+def another_value():
+    """Return whether each call was made by Python: an equal dict, others, and others of equal contents."""
+    mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("x",))
+    block = np.ones((8, 2))
+    for _ in range(5):
+        mesh.halo_exchange(block, {"x": 1})
+    found = []
+    for width in ({"x": 1}, {"x": 2}, {0: 1}, {}, (1,), [1], {"x": 1}):
+        found.append("halo_exchange" in python_functions(lambda width=width: mesh.halo_exchange(block, width)))
+    return found
+
+
+def test_a_known_call_is_told_from_others_by_what_its_dict_holds(worlds):
+    wanted = [False, True, True, True, True, True, False]
+    assert worlds.world("gloo", 2).run(another_value) == [wanted] * 2
+
+
+def released():
+    """Return how many references there are to what the arguments hold, more than before."""
+    mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("x",))
+    block, number = np.ones((8, 2)), np.int64(1)
+    before = sys.getrefcount(number)
+    for _ in range(50):
+        mesh.halo_exchange(block, {"x": number}, [True], dims=(0,))
+    return sys.getrefcount(number) - before
+
+
+def test_no_references_to_items_are_lost(worlds):
+    assert worlds.world("gloo", 2).run(released) == [0, 0]
