@@ -201,6 +201,8 @@ class PointToPoint(Exchanges):
         record = self.begin_record(of, array, dst, tag, sends=True)
         post = partial(self._post_send, backend, packed, dst, tag, label)
         self._begin(work, error_prefix, ("to", dst), post, None, record)
+        if packed is tensor and not work._is_done:  # else the array is free: what is sent is there, or in a copy
+            work._expect_wait(record, group.calls.forgotten)
         if request is not None:
             self._note(request, tensor)
         elif array is tensor and dst != self._rank:
@@ -219,7 +221,8 @@ class PointToPoint(Exchanges):
         kind = self.known.objects_like(of, tensor, src, tag)
         if kind is not None and self.deferral.takes(kind, room := kind.room()):
             record = self.begin_record(of, tensor.array, src, tag, sends=False)
-            return self.deferral.add(DeferredObjects(error_prefix, tensor, room, kind, record))
+            deferred = DeferredObjects(error_prefix, tensor, room, kind, record)
+            return self.deferral.add(deferred, group.calls.forgotten)
         self.deferral.post_all()
         backend = self._backend_for(error_prefix, tensor)
         calls = backend.device_calls
@@ -243,6 +246,7 @@ class PointToPoint(Exchanges):
         post = partial(self._post_recv, backend, packed, src, tag, label)
         is_long = packed.nbytes > _LONG_BYTES
         self._begin(work, error_prefix, ("from", src, tag), post, arrive, record, is_long=is_long)
+        work._expect_wait(record, group.calls.forgotten)
         # There is no fast path until the first message has come.
         is_new = request is None or request.fast_path is None
         if is_new and packed is tensor and src is not None and src != self._rank:
@@ -300,7 +304,8 @@ class PointToPoint(Exchanges):
         calls.num_messages += 1
         record = self._recorder.begin(facts, calls.num_messages)
         self._note(request, tensor)
-        return self.deferral.add(DeferredWork(self._group.error_prefix(facts[0]), tensor, request, record))
+        work = DeferredWork(self._group.error_prefix(facts[0]), tensor, request, record)
+        return self.deferral.add(work, calls.forgotten)
 
     def _take_deferred(self, work: Deferred) -> bool:
         try:
