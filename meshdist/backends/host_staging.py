@@ -42,6 +42,7 @@ class HostStagedCalls(DeviceCalls):
             copies.bring(taken, recv)
             return request.recv
         work = Work(request.error_prefix, request.recv)
+        work._stand_for(made)
         made.add_callback(lambda: _complete(work, made, copies, taken, recv))
         return work
 
@@ -66,6 +67,8 @@ class HostStagedCalls(DeviceCalls):
         array, copies, room = self._room(parcel)
         made = parcel.group.messages.unobserved("irecv")(room, parcel.peer, parcel.tag, parcel.of)
         work = ReceiptWork(parcel.error_prefix, parcel.tensor)
+
+        work._stand_for(made)
 
         def arrive() -> None:
             if made.is_success():

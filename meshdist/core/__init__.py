@@ -19,7 +19,8 @@ VARIABLE = "MESHDIST_CORE"
 
 _CHOICES = ("auto", "python", "require")
 # What this package and the module expect of each other; the same number stands in module.c.
-_INTERFACE = 15
+_INTERFACE = 16
+_CREATED = 2  # in a record; see `runtime.flight_recorder`
 
 T = TypeVar("T")
 
@@ -30,6 +31,7 @@ class PlainCalls:
     Attributes:
         num_calls, num_messages: How many collectives, and sends and receives, this rank has called.
         is_open: Whether the group has no hooks.
+        forgotten: How many works were dropped that the user has not asked, and the record of the first, or None.
         note: None: nothing learns what carried a call out.
     """
 
@@ -38,17 +40,36 @@ class PlainCalls:
     def __init__(self, queue: Any, deferral: Any, announcing: Any, keep: Any, fail: Any, make_job: Any) -> None:
         self.num_calls = self.num_messages = 0
         self.is_open = True
+        self.forgotten: list[Any] = [0, None]
 
     def forget(self) -> None:
         return
 
 
 class PlainHandle:
-    """What a Work consists of; what `Handle` is without the core, which has the same and more."""
+    """What a Work consists of; what `Handle` is without the core, which has the same and more.
+
+    Attributes:
+        forgotten: That of the group's Calls, until the user asks whether the call is done; None if that need not be.
+    """
 
     __slots__ = (
-        "_callbacks", "_error", "_error_prefix", "_is_done", "_observer", "_value", "kind", "queue", "record", "source"
+        "_callbacks", "_error", "_error_prefix", "_is_done", "_observer", "_value", "forgotten", "kind", "queue",
+        "record", "source",
     )  # fmt: skip
+
+    forgotten: list[Any] | None
+    record: Any
+
+    def __del__(self) -> None:
+        try:
+            forgotten = self.forgotten
+        except AttributeError:  # it was not made
+            return
+        if forgotten is not None:
+            count, first = forgotten
+            is_older = first is None or self.record[_CREATED] < first[_CREATED]
+            forgotten[:] = count + 1, self.record if is_older else first
 
 
 def _choice() -> str:

@@ -17,6 +17,7 @@ class Calls:
     num_calls: int
     num_messages: int
     is_open: bool
+    forgotten: list[Any]
     note: Callable[..., None] | None  # run, facts, prefix, send, recv, apart, and kind if the call is async
     def __init__(
         self,
@@ -43,6 +44,7 @@ class Handle:
     _value: Any
     queue: Any
     record: Any
+    forgotten: list[Any] | None
     kind: Any
     source: int
     sent: Any

@@ -291,7 +291,7 @@ PyObject *objects_facts(PyObject *facts, Py_ssize_t number, Py_ssize_t num_bytes
 extern PyMethodDef object_functions[];
 
 /* Places in a record, and in its facts; as in `flight_recorder`. */
-enum { FACTS = 0, STARTED = 3, COMPLETED = 4 };
+enum { FACTS = 0, CREATED = 2, STARTED = 3, COMPLETED = 4 };
 enum { DTYPE = 3, SHAPE = 4 };
 
 /* ---- known_calls.c: from the user's call to its plan */
@@ -313,6 +313,7 @@ typedef struct {
     PyObject *keep;             /* of the flight recorder */
     PyObject *fail;             /* called with the error, its prefix and the record: raises */
     PyObject *make_job;         /* called with a work that Python is to carry out */
+    PyObject *forgotten;        /* how many works were dropped that nobody has asked, and the record of the first */
 } Calls;
 
 extern PyTypeObject *function_type, *calls_type, *try_lock_type;
@@ -330,6 +331,7 @@ extern PyMethodDef call_functions[];
 typedef struct {
     PyObject_HEAD
     char is_done;
+    PyObject *forgotten; /* that of the group's Calls, until the user asks whether it is done; NULL if nobody need */
     PyObject *value, *error, *callbacks, *observer, *prefix, *queue;
     /* Of a known call: until it is done, what carries it out. */
     PyObject *record, *kind, *sent, *run, *job;

@@ -910,6 +910,7 @@ static PyObject *calls_new(PyTypeObject *type, PyObject *args, PyObject *keyword
     self->announced = PyObject_GetAttrString(announcing, "works");
     self->carrier = (TryLock *)PyObject_GetAttrString(queue, "carrier");
     self->taking = (TryLock *)PyObject_GetAttrString(deferral, "taking");
+    self->forgotten = Py_BuildValue("[iO]", 0, Py_None);
     if (PyErr_Occurred() || Py_TYPE(self->carrier) != try_lock_type || Py_TYPE(self->taking) != try_lock_type) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_TypeError, "Calls: carrier and taking must be of type TryLock");
@@ -961,6 +962,7 @@ static int calls_traverse(Calls *self, visitproc visit, void *arg)
     Py_VISIT(self->make_job);
     Py_VISIT(self->keep);
     Py_VISIT(self->fail);
+    Py_VISIT(self->forgotten);
     return 0;
 }
 
@@ -978,6 +980,7 @@ static int calls_clear(Calls *self)
     Py_CLEAR(self->make_job);
     Py_CLEAR(self->keep);
     Py_CLEAR(self->fail);
+    Py_CLEAR(self->forgotten);
     return 0;
 }
 
@@ -1003,6 +1006,7 @@ static PyMemberDef calls_members[] = {
     {"num_calls", T_ULONGLONG, offsetof(Calls, num_calls), 0, NULL},
     {"num_messages", T_ULONGLONG, offsetof(Calls, num_messages), 0, NULL},
     {"is_open", T_BOOL, offsetof(Calls, is_open), 0, NULL},
+    {"forgotten", T_OBJECT, offsetof(Calls, forgotten), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

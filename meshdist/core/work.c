@@ -45,6 +45,8 @@ static Handle *new_call(PyTypeObject *type, Calls *calls, PyObject *run, PyObjec
     self->calls = (Calls *)Py_NewRef(calls);
     self->run = Py_NewRef(run), self->kind = Py_NewRef(kind), self->sent = Py_NewRef(sent);
     self->value = Py_NewRef(received), self->record = Py_NewRef(record), self->queue = Py_NewRef(queue);
+    if (sent != Py_None || received != Py_None) /* a barrier has no arrays that might be used too early */
+        self->forgotten = Py_XNewRef(calls->forgotten);
     self->changes = calls->changes;
     self->source = -1;
     return self;
@@ -414,6 +416,7 @@ static int carry(Handle *self)
 
 static PyObject *handle_wait(Handle *self, PyObject *const *args, Py_ssize_t num_args, PyObject *kwnames)
 {
+    Py_CLEAR(self->forgotten);
     if (!self->is_done && self->run != NULL && self->observer == NULL && carry(self) < 0)
         return NULL;
     if (self->is_done && self->error == NULL && num_args == 0 && kwnames == NULL)
@@ -464,6 +467,9 @@ static PyObject *poll_any(PyObject *module, PyObject *works)
     }
     if (!has_work)
         return PyLong_FromLong(-1);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(works); i++)
+        if (PyObject_TypeCheck(PyList_GET_ITEM(works, i), handle_type))
+            Py_CLEAR(((Handle *)PyList_GET_ITEM(works, i))->forgotten);
     int64_t until = now_ns() + YIELD_NS;
     for (int spins = SPINS; spins > 0 || now_ns() < until; spins--) {
         for (Py_ssize_t i = 0; i < PyList_GET_SIZE(works); i++) {
@@ -533,6 +539,7 @@ static int handle_traverse(Handle *self, visitproc visit, void *arg)
     Py_VISIT(self->observer);
     Py_VISIT(self->queue);
     Py_VISIT(self->record);
+    Py_VISIT(self->forgotten);
     Py_VISIT(self->kind);
     Py_VISIT(self->sent);
     Py_VISIT(self->run);
@@ -541,8 +548,35 @@ static int handle_traverse(Handle *self, visitproc visit, void *arg)
     return 0;
 }
 
+static bool is_older(PyObject *record, PyObject *other)
+{
+    if (!PyList_CheckExact(record) || PyList_GET_SIZE(record) <= CREATED)
+        return false;
+    return other == Py_None
+           || PyLong_AsLongLong(PyList_GET_ITEM(record, CREATED)) < PyLong_AsLongLong(PyList_GET_ITEM(other, CREATED));
+}
+
+/* The last reference to a work goes. If the user has not asked whether its call is done, the group is to know. */
+static void note_forgotten(Handle *self)
+{
+    PyObject *type, *error, *trace, *forgotten = self->forgotten;
+    self->forgotten = NULL;
+    PyErr_Fetch(&type, &error, &trace); /* of the code that drops it */
+    if (self->record != NULL && PyList_CheckExact(forgotten) && PyList_GET_SIZE(forgotten) == 2) {
+        PyObject *count = PyLong_FromLong(PyLong_AsLong(PyList_GET_ITEM(forgotten, 0)) + 1);
+        if (count != NULL)
+            PyList_SetItem(forgotten, 0, count);
+        if (is_older(self->record, PyList_GET_ITEM(forgotten, 1)))
+            PyList_SetItem(forgotten, 1, Py_NewRef(self->record));
+    }
+    Py_DECREF(forgotten);
+    PyErr_Restore(type, error, trace); /* one of the above is lost */
+}
+
 static int handle_clear(Handle *self)
 {
+    if (self->forgotten != NULL)
+        note_forgotten(self);
     release(self);
     Py_CLEAR(self->value);
     Py_CLEAR(self->error);
@@ -612,6 +646,7 @@ static PyMemberDef members[] = {
     {"_error_prefix", T_OBJECT, offsetof(Handle, prefix), 0, NULL},
     {"queue", T_OBJECT, offsetof(Handle, queue), 0, NULL},
     {"record", T_OBJECT, offsetof(Handle, record), 0, NULL},
+    {"forgotten", T_OBJECT, offsetof(Handle, forgotten), 0, NULL},
     {"kind", T_OBJECT, offsetof(Handle, kind), 0, NULL},
     {"sent", T_OBJECT, offsetof(Handle, sent), READONLY, NULL},
     {"has_begun", T_BOOL, offsetof(Handle, has_begun), READONLY, NULL},

@@ -36,7 +36,7 @@ from meshdist.groups.watched_messages import WatchedMessages
 from meshdist.runtime.device_calls import DeviceCalls, Parcel
 from meshdist.runtime.flight_recorder import COMPLETED, FACTS, Record, clock, users
 from meshdist.runtime.hooks import EXCHANGE_CALLS, MESSAGE_CALLS, CallObserver
-from meshdist.runtime.object_messages import ObjectMessage, ObjectsWork
+from meshdist.runtime.object_messages import ObjectMessage, ObjectsWork, async_calls
 from meshdist.runtime.plan_cache import remember
 from meshdist.runtime.progress import Job, JobQueue, Progress
 from meshdist.runtime.waiting import Incoming, Waitable
@@ -121,7 +121,7 @@ class PointToPoint(Exchanges):
             return
         array = tensor if request is not None else pack(self._given(error_prefix, tensor, tag))
         if dst == self._rank and not self._own(backend).awaits(tag):
-            isend, irecv = _async_calls(tensor)
+            isend, irecv = async_calls(tensor)
             raise ValueError(
                 f"{error_prefix}: dst is this rank, {dst}, which has posted no receive with tag {tag}, so the call"
                 f" would wait for itself; post one with {irecv} first, or call {isend}, which buffers the message"
@@ -166,7 +166,7 @@ class PointToPoint(Exchanges):
         array, packed = (tensor, tensor) if request is not None else self._taken(error_prefix, tensor, tag)
         src = self._only_source(src)
         if src == self._rank and not self._own(backend).probe(tag).ready():
-            isend, irecv = _async_calls(tensor)
+            isend, irecv = async_calls(tensor)
             raise ValueError(
                 f"{error_prefix}: src is this rank, {src}, which has sent itself no message with tag {tag}, so the call"
                 f" would wait for itself; call {isend} before it, or {irecv}"
@@ -196,7 +196,7 @@ class PointToPoint(Exchanges):
         With a label, it does not fit receives with another one.
         """
         group, requests = self._group, self._isends[of]
-        if has_strides(tensor):
+        if is_copied := has_strides(tensor):
             tensor = np.ascontiguousarray(tensor)
         request = known_request(requests, tensor, dst, tag, label)
         if request is not None and request.fast_path is not None and self._try_fast_path(request, tensor):
@@ -217,6 +217,8 @@ class PointToPoint(Exchanges):
         record = self.begin_record(of, array, dst, tag, sends=True)
         post = partial(self._post_send, backend, packed, dst, tag, label)
         self._begin(work, error_prefix, ("to", dst), post, None, record)
+        if packed is tensor and not is_copied and not work._is_done:  # else the array is free: what is sent is there, or in a copy
+            work._expect_wait(record, group.calls.forgotten)
         if request is not None:
             self._note(request, tensor)
         elif array is tensor and dst != self._rank:
@@ -237,11 +239,12 @@ class PointToPoint(Exchanges):
             like = requests.get((src, tag, tensor.dtype, tensor.shape, label)) if type(tag) is int else None
             if like is not None and like.fast_path is not None and self.deferral.takes(like, tensor):
                 record = self.begin_record(of, tensor, src, tag, sends=False)
-                return self.deferral.add(DeferredStrided(error_prefix, tensor, like, record))
+                return self.deferral.add(DeferredStrided(error_prefix, tensor, like, record), group.calls.forgotten)
         kind = self.known.objects_like(of, tensor, src, tag)
         if kind is not None and self.deferral.takes(kind, room := kind.room()):
             record = self.begin_record(of, tensor.array, src, tag, sends=False)
-            return self.deferral.add(DeferredObjects(error_prefix, tensor, room, kind, record))
+            deferred = DeferredObjects(error_prefix, tensor, room, kind, record)
+            return self.deferral.add(deferred, group.calls.forgotten)
         self.deferral.post_all()
         backend = self._backend_for(error_prefix, tensor)
         calls = backend.device_calls
@@ -265,6 +268,7 @@ class PointToPoint(Exchanges):
         post = partial(self._post_recv, backend, packed, src, tag, label)
         is_long = packed.nbytes > _LONG_BYTES
         self._begin(work, error_prefix, ("from", src, tag), post, arrive, record, is_long=is_long)
+        work._expect_wait(record, group.calls.forgotten)
         # There is no fast path until the first message has come.
         is_new = request is None or request.fast_path is None
         is_plain = packed is tensor or (is_strided and packed.dtype == tensor.dtype and packed.shape == tensor.shape)
@@ -323,7 +327,8 @@ class PointToPoint(Exchanges):
         calls.num_messages += 1
         record = self._recorder.begin(facts, calls.num_messages)
         self._note(request, tensor)
-        return self.deferral.add(DeferredWork(self._group.error_prefix(facts[0]), tensor, request, record))
+        work = DeferredWork(self._group.error_prefix(facts[0]), tensor, request, record)
+        return self.deferral.add(work, calls.forgotten)
 
     def _take_deferred(self, work: Deferred) -> bool:
         try:
@@ -492,7 +497,3 @@ class PointToPoint(Exchanges):
                 " on this backend, arrays on a GPU are not sent to oneself"
             )
         return Parcel(self._group, error_prefix, of, tensor, peer, tag)
-
-
-def _async_calls(tensor: Any) -> tuple[str, str]:
-    return ("isend_object_list", "irecv_object_list") if type(tensor) is ObjectMessage else ("isend", "irecv")

@@ -25,6 +25,7 @@ from meshdist.runtime.call import Call, CollectiveSpec, PassedArrays, ShapeRule,
 from meshdist.runtime.departure import earlier_failure, gave_up
 from meshdist.runtime.device_calls import DeviceCalls, Request
 from meshdist.runtime.flight_recorder import Record, clock, facts_of, located, users
+from meshdist.runtime.forgotten import never_waited_for
 from meshdist.runtime.handover import Handover
 from meshdist.runtime.hooks import CallHooks
 from meshdist.runtime.plan_cache import device_key, plan_key, remember, simple_key
@@ -244,17 +245,19 @@ class ProcessGroup(CollectiveMethods, Membership):
         """
         self._world.progress.drain(self._queue)
         self.messages.drain()
-        if what == DESTROYED and (lost := self._lost()):
+        for lost in self._lost() if what == DESTROYED else ():
             self._world.log.warning("group %r was destroyed, and %s", self.label, lost)
         self._forget_plans()
         self._backends.close()
         self._closed = self._closed or what
 
-    def _lost(self) -> str:
-        """Return what nobody has asked for, in words: messages that have arrived, or the error of an async call."""
+    def _lost(self) -> list[str]:
+        """Return what nobody has asked for, in words: messages that have arrived, async calls, or the error of one."""
         if not self.is_broken:
-            return self._backends.left_over(self.ranks)
-        return "" if self._broken is None else self._handover.lost(self._broken)
+            found = [self._backends.left_over(self.ranks), never_waited_for(self.calls.forgotten, self._world.progress)]
+        else:
+            found = ["" if self._broken is None else self._handover.lost(self._broken)]
+        return list(filter(None, found))
 
     def disown(self, what: str) -> None:
         """In a forked child: make calls raise with `what` became of the group."""
@@ -414,6 +417,8 @@ class ProcessGroup(CollectiveMethods, Membership):
             self._world.progress.submit(self._queue, job)
         except DistError as error:
             raise self.fail(error, error_prefix, record) from None
+        if async_op and (record[0].sent or record[0].received):  # else it has no arrays that may be used too early
+            work._expect_wait(record, self.calls.forgotten)
         try:
             return work if async_op else work.result()
         except KeyboardInterrupt as error:  # the caller no longer waits for the result
@@ -431,7 +436,7 @@ class ProcessGroup(CollectiveMethods, Membership):
             steps = partial(plan.rest, received, work.word, work.phase)
         else:
             steps = partial(self._plan_steps, plan, sent, received)
-        return Job(steps, work, self.timeout_s, plan.error_prefix, self.fail, work.record, error=work.exception())
+        return Job(steps, work, self.timeout_s, plan.error_prefix, self.fail, work.record, error=work._error)
 
     def _drive(
         self, error_prefix: str, backend: Backend, steps: Any, deadline: Deadline | None, record: Record

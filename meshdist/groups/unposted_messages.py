@@ -283,8 +283,8 @@ class DeferredReceives(Unposted):
         has_room = in_core or tensor.nbytes * (len(self.works) + 1) <= self.LONG_BYTES
         return has_room and len(self.works) < self.MOST
 
-    def add(self, work: Deferred) -> Deferred:
-        work.queue = self
+    def add(self, work: Deferred, forgotten: list[Any]) -> Deferred:
+        work.queue, work.forgotten = self, forgotten
         self.works.append(work)
         if work.nbytes * len(self.works) > self.LONG_BYTES:
             self.watch()

@@ -87,6 +87,8 @@ def wait_any(works: Sequence[Work | None], timeout: Timeout | None = None) -> in
     present = [work for work in handles if work is not None]
     if not present:
         raise ValueError("wait_any: works has no Work to wait for")
+    for work in present:
+        work.forgotten = None
     first = _FirstOf([*handles])
     queue = None if first.is_completed() else next((work.queue for work in present if work.queue is not None), None)
     if queue is not None:

@@ -97,6 +97,11 @@ class ObjectMessage:
         return self._objects
 
 
+def async_calls(message: Any) -> tuple[str, str]:
+    """Return the names of the functions that begin to send and to receive such a message: objects, or an array."""
+    return ("isend_object_list", "irecv_object_list") if type(message) is ObjectMessage else ("isend", "irecv")
+
+
 def pickled_list(objects: list[Any]) -> bytes:
     """Return one pickle of all objects: what they have in common, they have in common where they are received."""
     return pickle.dumps(list(objects), pickle.HIGHEST_PROTOCOL)

@@ -138,7 +138,7 @@ class Awaited(NamedTuple):
         for work in self.works:
             queue = work.queue
             head = queue.first() if isinstance(queue, JobQueue) else None
-            if head is None or work.is_completed():
+            if head is None or work._is_done:
                 return []
             if head not in heads:
                 heads.append(head)
@@ -197,7 +197,7 @@ class JobQueue:
     def awaiting(self, works: Sequence[Work]) -> Iterator[None]:
         """Let observers know that this thread does nothing else until one of `works` is done or has failed."""
         progress = self.progress
-        is_free = progress.awaited is None or any(work.is_completed() for work in progress.awaited.works)
+        is_free = progress.awaited is None or any(work._is_done for work in progress.awaited.works)
         if not is_free or any(work.has_callbacks for work in works):  # callbacks may make calls
             yield
             return
@@ -469,6 +469,7 @@ class Progress:
             queue.completing = job.work
             jobs.popleft()
             job.end()
+            del job
             queue.completing = None  # release the arrays of the call
         return moved
 

@@ -77,6 +77,7 @@ class Completion(core.Handle, metaclass=_Handles):
         self._value: Any = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], object]] = []
+        self.forgotten: list[Any] | None = None
 
     def __dir__(self) -> list[str]:
         return dir(type(self))
@@ -292,6 +293,7 @@ class Work(Completion):
     """The handle of a call that was started with `async_op=True`, or by `isend`, `irecv` and their like.
 
     Do not read or write the arrays of the call before `wait` returns. The call is executed even if its Work is dropped.
+    If nothing has asked the Work whether the call is done, the rank warns of that when the group is destroyed.
 
     Example:
         >>> import numpy as np
@@ -337,6 +339,7 @@ class Work(Completion):
                 the group is not broken: call `wait` again.
             DistError: The call failed; every `wait` raises its error. Or a callback waits for a later call.
         """
+        self.forgotten = None
         queue = self.queue  # another thread may take it out
         if not self._is_done and queue is not None:
             began_ns = perf_counter_ns()
@@ -358,14 +361,16 @@ class Work(Completion):
 
     def is_completed(self) -> bool:
         """Return True once the call is done or has failed."""
+        self.forgotten = None
         return self._is_done
 
     def is_success(self) -> bool:
         """Return True once the call is done and did not fail."""
-        return self._is_done and self.exception() is None
+        return self.exception() is None and self._is_done
 
     def exception(self) -> BaseException | None:
         """Return the error of the call; None if it did not fail, or is not done."""
+        self.forgotten = None
         if self._error is not None:
             hand_over(self._error)
         return self._error
@@ -386,9 +391,20 @@ class Work(Completion):
     def get_future(self) -> Future:
         """Return a Future of the call; its value is the list of the arrays, or the objects, that the call writes."""
         future = Future()
+        self.forgotten = None
         self.add_callback(lambda: self._complete_future(future))
         self.hasten()
         return future
+
+    def _expect_wait(self, record: Any, forgotten: list[Any] | None) -> None:
+        """Note in `forgotten`, of the group's Calls, if this is dropped and the user has not asked it anything."""
+        self.record, self.forgotten = record, forgotten
+
+    def _stand_for(self, other: Work) -> None:
+        """Be what the user has of a call, in the place of `other`."""
+        if other.forgotten is not None:
+            self._expect_wait(other.record, other.forgotten)
+            other.forgotten = None
 
     def _complete_future(self, future: Future) -> None:
         if self._error is not None:

@@ -58,6 +58,7 @@ class AsyncWork(TorchWork):  # type: ignore[misc]
 
     def __init__(self, work: Work, outputs: list[Any], group_rank: Callable[[int], int] | None = None) -> None:
         super().__init__()
+        work.forgotten = None  # torch itself drops some
         self._work = work
         self._outputs = outputs
         self._group_rank = group_rank
