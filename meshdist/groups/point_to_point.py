@@ -217,7 +217,7 @@ class PointToPoint(Exchanges):
         record = self.begin_record(of, array, dst, tag, sends=True)
         post = partial(self._post_send, backend, packed, dst, tag, label)
         self._begin(work, error_prefix, ("to", dst), post, None, record)
-        if packed is tensor and not is_copied and not work._is_done:  # else the array is free: what is sent is there, or in a copy
+        if packed is tensor and not is_copied and not work._is_done:  # else the array is free
             work._expect_wait(record, group.calls.forgotten)
         if request is not None:
             self._note(request, tensor)
