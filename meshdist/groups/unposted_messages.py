@@ -127,6 +127,10 @@ class UnpostedWork(Work):
         self._post()
         return super().is_completed()
 
+    def is_success(self) -> bool:
+        self._post()
+        return super().is_success()
+
     def add_callback(self, callback: Callable[[], object]) -> None:
         self._post()
         super().add_callback(callback)

@@ -307,6 +307,22 @@ def test_receives_of_known_messages_end_without_a_wait(world):
     world.run(without_a_wait)
 
 
+def asked_for_success_alone():
+    rank, size = pairs_meet(6)
+    x = np.zeros(1)
+    for number in range(3):
+        work = dist.irecv(x, (rank - 1) % size, tag=5)
+        dist.send(np.full(1, float(number)), (rank + 1) % size, tag=5)
+        deadline = Deadline(20)
+        while not work.is_success():
+            assert not deadline.expired()
+        assert x.item() == number
+
+
+def test_receives_of_known_messages_end_if_one_asks_for_their_success(world):
+    world.run(asked_for_success_alone)
+
+
 def more_than_buffers_hold(count):
     rank, size = pairs_meet(6)
     after, before = (rank + 1) % size, (rank - 1) % size
