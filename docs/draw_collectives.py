@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from sidebyside.drawing import draw, points_of_page  # noqa: E402
 
 # The processor of the sections that the README quotes, and the numbers of ranks to draw.
-PROCESSOR, RANKS = "Intel Xeon", (2, 4)
+PROCESSOR, RANKS = "AMD EPYC", (2, 4)
 
 
 def main() -> None:
