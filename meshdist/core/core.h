@@ -125,7 +125,7 @@ typedef struct {
         } *parts;
     } puts[2], takes[2];
     int num_kept;
-    struct Kept { /* what this rank keeps for itself, and the others take from nowhere */
+    struct Kept { /* a block that this rank has itself, copied without a slot */
         int from, to; /* arrays */
         Py_ssize_t begin, place, num_bytes;
     } *kept;
@@ -358,7 +358,7 @@ bool may_defer(const Calls *calls);
 bool may_announce(const Calls *calls, PyObject *run);
 extern PyMethodDef work_functions[];
 
-extern PyType_Spec barrier_spec, step_spec, ring_spec, inbox_spec, object_sender_spec, exchange_spec, function_spec, calls_spec, try_lock_spec, handle_spec,
-    stream_spec, single_copy_spec;
+extern PyType_Spec barrier_spec, step_spec, ring_spec, inbox_spec, object_sender_spec, exchange_spec, function_spec,
+    calls_spec, try_lock_spec, handle_spec, stream_spec, single_copy_spec;
 
 #endif

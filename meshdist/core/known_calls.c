@@ -353,7 +353,8 @@ static void learn(Function *self, Active *told, PyObject *const *args, int num_a
     /* The result of a message is the rank of its sender, if any. */
     bool is_source = (is_message || is_exchange) && PyLong_CheckExact(result);
     is_known = is_known
-               && (told->kind != NULL || is_exchange || is_inbox || of_objects || is_source || result == Py_None || memo->returned >= 0);
+               && (told->kind != NULL || is_exchange || is_inbox || of_objects || is_source || result == Py_None
+                   || memo->returned >= 0);
     memo->calls = (Calls *)Py_NewRef(told->calls);
     memo->world = num_worlds;
     memo->run = Py_NewRef(told->run), memo->facts = Py_NewRef(told->facts), memo->prefix = Py_NewRef(told->prefix);
@@ -393,7 +394,8 @@ static bool comes_next(const Memo *memo)
 {
     if (Py_TYPE(memo->run) == inbox_type && memo->kind == NULL)
         return PyObject_Size(memo->calls->deferred) == 0;
-    if (memo->kind != NULL || Py_TYPE(memo->run) == object_sender_type || memo->facts == Py_None) /* it may have to wait; its messages see to it */
+    /* An async call waits for its turn, and so do a list of objects and the messages of a call. */
+    if (memo->kind != NULL || Py_TYPE(memo->run) == object_sender_type || memo->facts == Py_None)
         return true;
     if (Py_TYPE(memo->run) != ring_type)
         return PyObject_Size(memo->calls->outstanding) == 0;

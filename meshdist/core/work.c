@@ -14,8 +14,8 @@ PyTypeObject *handle_type;
 /* As many receives may be deferred, and from so many bytes on, `watch` is to know; set by `handles`, as
    `DeferredReceives` has them. */
 static Py_ssize_t most_deferred, long_bytes;
-/* The classes of known calls, of receives of arrays and of objects, of sends that are announced, and of those that are
-   done; and `Work.wait`. */
+/* `Work`, and its classes of known calls, of receives of arrays and of objects, of sends that are announced, and of
+   those that are done; and `Work.wait`. */
 static PyTypeObject *work_type, *planned_type, *deferred_type, *objects_type, *announced_type, *done_type;
 static PyObject *wait_in_python;
 
@@ -599,23 +599,21 @@ static void handle_dealloc(Handle *self)
 
 static PyObject *handles(PyObject *module, PyObject *args)
 {
-    PyTypeObject *work, *planned, *deferred, *objects, *announced, *done;
+    PyTypeObject **kept[] = {&work_type, &planned_type, &deferred_type, &objects_type, &announced_type, &done_type};
+    enum { NUM_TYPES = sizeof kept / sizeof *kept };
+    PyTypeObject *types[NUM_TYPES];
     PyObject *wait;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!Onn", &PyType_Type, &work, &PyType_Type, &planned, &PyType_Type, &deferred, &PyType_Type, &objects,
-                          &PyType_Type, &announced, &PyType_Type, &done, &wait, &most_deferred, &long_bytes))
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!Onn", &PyType_Type, &types[0], &PyType_Type, &types[1], &PyType_Type,
+                          &types[2], &PyType_Type, &types[3], &PyType_Type, &types[4], &PyType_Type, &types[5], &wait,
+                          &most_deferred, &long_bytes))
         return NULL;
-    if (!PyType_IsSubtype(work, handle_type) || !PyType_IsSubtype(planned, handle_type) || !PyType_IsSubtype(deferred, handle_type)
-        || !PyType_IsSubtype(objects, handle_type) || !PyType_IsSubtype(announced, handle_type)
-        || !PyType_IsSubtype(done, handle_type)) {
-        PyErr_SetString(PyExc_TypeError, "handles: the classes must be derived from Handle");
-        return NULL;
-    }
-    Py_XSETREF(work_type, (PyTypeObject *)Py_NewRef(work));
-    Py_XSETREF(planned_type, (PyTypeObject *)Py_NewRef(planned));
-    Py_XSETREF(deferred_type, (PyTypeObject *)Py_NewRef(deferred));
-    Py_XSETREF(objects_type, (PyTypeObject *)Py_NewRef(objects));
-    Py_XSETREF(announced_type, (PyTypeObject *)Py_NewRef(announced));
-    Py_XSETREF(done_type, (PyTypeObject *)Py_NewRef(done));
+    for (int i = 0; i < NUM_TYPES; i++)
+        if (!PyType_IsSubtype(types[i], handle_type)) {
+            PyErr_SetString(PyExc_TypeError, "handles: the classes must be derived from Handle");
+            return NULL;
+        }
+    for (int i = 0; i < NUM_TYPES; i++)
+        Py_XSETREF(*kept[i], (PyTypeObject *)Py_NewRef(types[i]));
     Py_XSETREF(wait_in_python, Py_NewRef(wait));
     Py_RETURN_NONE;
 }
@@ -626,7 +624,8 @@ PyMethodDef work_functions[] = {
                                    "take their messages."},
     {"handles", handles, METH_VARARGS,
      "handles(work, planned, deferred, objects, announced, done, wait, most_deferred, long_bytes): the class of all "
-     "works, those of the works that are made here, `Work.wait`, how many receives may be deferred, and from how many bytes on `watch` is to know."},
+     "works, those of the works that are made here, `Work.wait`, how many receives may be deferred, and from how many "
+     "bytes on `watch` is to know."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -121,7 +121,8 @@ def main(arguments: list[str] | None = None, *, passes_local_rank: bool = False)
         _complain(problem)
     if misplaced := _misplaced_number(options, command):
         print(
-            f"meshrun: 1 rank; {misplaced} comes after {command[0]}, so it is the {kind}'s; put it before",
+            f"meshrun: starting 1 rank: {misplaced} comes after {command[0]}, so the {kind} gets it; for more ranks, "
+            f"put it before {command[0]}",
             file=sys.stderr,
         )
     if parsed.launcher == "mpi":

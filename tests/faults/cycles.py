@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import threading
 from typing import NamedTuple
 
 import pytest
 
 import meshdist as dist
 
+# Longer than it takes to prove that ranks wait for each other.
+LATE_S = 4.0
 BACKENDS = ["threads", "gloo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gloo-tcp", "gloo-hosts"))]
 _DEADLOCK = r"deadlock: the ranks wait for each other, and none can proceed"
 # Who fails because another rank of the cycle has raised before.
@@ -26,6 +29,10 @@ class Cycle(NamedTuple):
 
     calls: tuple[str, ...]
     awaited: tuple[str, ...]
+
+
+def later(seconds=LATE_S):
+    threading.Event().wait(seconds)
 
 
 def check(failures, cycle):

@@ -9,6 +9,7 @@ import threading
 
 import numpy as np
 import pytest
+from cycles import BACKENDS, LATE_S, later
 from trying import attempt, outcomes_of
 from worlds import report
 
@@ -18,13 +19,6 @@ pytestmark = [
     pytest.mark.timeout(90),
     pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only"),
 ]
-# Longer than it takes to prove that ranks wait for each other.
-LATE_S = 4.0
-BACKENDS = ["threads", "gloo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gloo-tcp", "gloo-hosts"))]
-
-
-def later(seconds=LATE_S):
-    threading.Event().wait(seconds)
 
 
 def in_a_ring():

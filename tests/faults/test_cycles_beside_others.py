@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-import threading
 
 import numpy as np
 import pytest
-from cycles import BACKENDS, Cycle, check
+from cycles import BACKENDS, Cycle, check, later
 from trying import attempt, outcomes_of
 
 import meshdist as dist
@@ -17,12 +16,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only"),
 ]
 LONG = 300_000
-# Longer than it takes to prove that ranks wait for each other.
-LATE_S = 4.0
-
-
-def later(seconds=LATE_S):
-    threading.Event().wait(seconds)
 
 
 def neighbours():

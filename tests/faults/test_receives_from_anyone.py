@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+from cycles import LATE_S, later
 from trying import attempt, outcomes_of, start
 
 import meshdist as dist
@@ -17,14 +18,8 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only"),
 ]
 TIMEOUT_S = 300.0
-# Longer than it takes to prove that ranks wait for each other.
-LATE_S = 4.0
 ADVICE = "let one of them send before it receives, or call sendrecv, which does both at once"
 over_tcp = [pytest.param(name, marks=pytest.mark.slow) for name in ("gloo-tcp", "gloo-hosts")]
-
-
-def later(seconds=LATE_S):
-    threading.Event().wait(seconds)
 
 
 def master_and_workers():

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from cycles import BACKENDS, Cycle, check
+from cycles import BACKENDS, LATE_S, Cycle, check, later
 from trying import attempt, outcomes_of, start
 
 import meshdist as dist
@@ -17,12 +17,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only"),
 ]
 LONG = 300_000
-# Longer than it takes to prove that ranks wait for each other.
-LATE_S = 4.0
-
-
-def later(seconds=LATE_S):
-    threading.Event().wait(seconds)
 
 
 def wait_for_any(works):

@@ -24,7 +24,10 @@ def test_script_gets_its_arguments_untouched(tmp_path):
 )
 def test_a_number_of_ranks_after_the_script_is_said_to_be_the_scripts(tmp_path, after):
     write_script(tmp_path, "tell(f'argv{rank}', repr(sys.argv[1:]))")
-    said = f"meshrun: 1 rank; {' '.join(after)} comes after script.py, so it is the script's; put it before\n"
+    said = (
+        f"meshrun: starting 1 rank: {' '.join(after)} comes after script.py, so the script gets it; "
+        "for more ranks, put it before script.py\n"
+    )
     assert meshrun(tmp_path, "--standalone", "script.py", "--x", *after) == (0, "", said)
     assert reported(tmp_path, "argv0") == repr(["--x", *after])
     assert not (tmp_path / "argv1").exists()
