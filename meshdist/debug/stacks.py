@@ -16,6 +16,8 @@ from meshdist.runtime.call_site import is_ours, place_in
 _DEEPEST = 40
 _POOL = str(PurePath("concurrent", "futures", "thread.py"))
 _SPAWN = str(PurePath("multiprocessing", "spawn.py"))
+# Threads of this package; and the event loops of zarr and fsspec, which run code of these alone, for other threads.
+_SERVICES = ("meshdist-", "zarr_io", "fsspecIO")
 # These files ask for stacks, so their frames are dropped.
 _ASKERS = tuple(str(PurePath(__file__).parent / name) for name in ("dump.py", "signals.py", "hang_watchdog.py"))
 
@@ -23,8 +25,9 @@ _ASKERS = tuple(str(PurePath(__file__).parent / name) for name in ("dump.py", "s
 def own_threads(harmless: Collection[int], harmless_modules: tuple[str, ...]) -> list[int]:
     """Return the ids of other threads that may run the user's code, except for the `harmless` ones.
 
-    These are the threads of `threading`, but for those of this package, of `harmless_modules`, and of thread pools that
-    have nothing to do; and among other threads, which libraries make, those that are in the user's code now.
+    These are the threads of `threading`, but for those of this package, of `harmless_modules`, the event loops of zarr
+    and fsspec, and those of thread pools that have nothing to do; and among other threads, which libraries make, those
+    that are in the user's code now.
     """
     mine, known = threading.get_ident(), {thread.ident: thread for thread in threading.enumerate()}
     return [
@@ -40,7 +43,7 @@ def own_threads(harmless: Collection[int], harmless_modules: tuple[str, ...]) ->
 def _may_run_own(thread: threading.Thread, harmless_modules: tuple[str, ...]) -> bool:
     target = getattr(thread, "_target", None)
     modules = (type(thread).__module__, getattr(target, "__module__", None) or "")
-    return not thread.name.startswith("meshdist-") and not any(name.startswith(harmless_modules) for name in modules)
+    return not thread.name.startswith(_SERVICES) and not any(name.startswith(harmless_modules) for name in modules)
 
 
 def _is_idle(frame: FrameType) -> bool:

@@ -101,6 +101,14 @@ def test_a_pool_that_has_nothing_to_do_runs_no_code_of_the_user():
         is_over.set()
 
 
+def test_the_event_loop_that_zarr_leaves_behind_runs_no_code_of_the_user():
+    zarr = pytest.importorskip("zarr")
+    zarr.save_array(zarr.storage.MemoryStore(), np.ones(2))
+    assert any(thread.name == "zarr_io" for thread in threading.enumerate())
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    assert "zarr_io" not in {names.get(number) for number in own_threads((), ())}
+
+
 def receive_from_each_other():
     dist.recv(np.empty(1), 1 - dist.get_rank())
 
