@@ -39,7 +39,7 @@ def share_memory(one: Array, other: Array) -> bool:
 
 def can_be_filled(array: Array) -> bool:
     """Return whether each element of `array` can be written, and has bytes of its own."""
-    return array.flags.writeable and not repeats_elements(array)
+    return array.flags.carray or (array.flags.writeable and not repeats_elements(array))
 
 
 def shared_pair(arrays: Sequence[Array]) -> tuple[int, int] | None:

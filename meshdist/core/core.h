@@ -26,8 +26,9 @@ typedef struct {
 
 enum { C_CONTIGUOUS = 0x1, ALIGNED = 0x100, WRITEABLE = 0x400, CARRAY = C_CONTIGUOUS | ALIGNED | WRITEABLE };
 
-/* Set once, by `configure`. */
+/* The type of arrays, and numpy.empty; set once, by `configure`. */
 extern PyTypeObject *array_type;
+extern PyObject *new_array;
 
 static inline bool is_array(PyObject *object) { return Py_TYPE(object) == array_type; }
 
@@ -159,6 +160,18 @@ int read_arrays(PyObject *buffers, int flags, char **data);
 extern PyTypeObject *single_copy_type;
 /* Copy from another process; return whether all of it was, else with errno set. */
 bool read_memory(long pid, uint64_t address, char *data, Py_ssize_t size);
+
+/* ---- strided.c: the messages of arrays that are not contiguous */
+Py_ssize_t num_elements(const Array *array);
+/* What a message goes out of: the array itself if it is contiguous, else a packed copy. And what it comes into; the array is
+   unpacked from that. A new reference; NULL with an error set, or without one if it cannot be filled, or Python has to see. */
+Array *packed(Array *array);
+Array *room_of(Array *array);
+void unpack(Array *array, Array *room);
+/* The memory from the first of the elements to the end of the last; there is at least one. */
+void extent_of(const Array *array, Py_ssize_t itemsize, char **begin, char **end);
+/* Whether two arrays whose extents overlap may share memory; two columns of one array do not. */
+bool may_share_elements(const Array *one, const Array *other, Py_ssize_t itemsize);
 
 /* ---- stream.c: messages through the ring of a channel, in pieces */
 typedef struct {

@@ -27,25 +27,21 @@ typedef struct {
     Leg *legs; /* the sends, then the receives */
 } Exchange;
 
-/* The array number `i` of a tuple, or the only one; NULL if it is not plain. */
-static Array *array_of(PyObject *arrays, int number, int count, int flags)
+/* The array number `i` of a tuple, or the only one; NULL if it is none. */
+static Array *array_of(PyObject *arrays, int number, int count)
 {
     PyObject *array = arrays;
     if (PyTuple_CheckExact(arrays))
         array = PyTuple_GET_SIZE(arrays) == count ? PyTuple_GET_ITEM(arrays, number) : Py_None;
     else if (count != 1)
         return NULL;
-    return is_array(array) && (((Array *)array)->flags & flags) == flags ? (Array *)array : NULL;
+    return is_array(array) ? (Array *)array : NULL;
 }
 
-static bool are_plain(const Exchange *self, PyObject *sends, PyObject *receives)
+static bool are_arrays(PyObject *arrays, int count)
 {
-    for (int i = 0; i < self->num_sends; i++) {
-        if (array_of(sends, i, self->num_sends, C_CONTIGUOUS) == NULL)
-            return false;
-    }
-    for (int i = 0; i < self->num_receives; i++) {
-        if (array_of(receives, i, self->num_receives, CARRAY) == NULL)
+    for (int i = 0; i < count; i++) {
+        if (array_of(arrays, i, count) == NULL)
             return false;
     }
     return true;
@@ -62,22 +58,39 @@ static int send(Exchange *self, Ring *ring, char *data, uint64_t *number)
     return announced < 0 ? -1 : ring_move(ring, data, &unused);
 }
 
+/* What is sent of one message, and the number of one that is announced, else 0. */
+typedef struct {
+    Array *array;
+    uint64_t number;
+} Sent;
+
+/* Send or receive one message. Returns as `send` does. */
+static int move_one(Exchange *self, int leg, PyObject *sends, PyObject *receives, Sent *sent)
+{
+    Ring *ring = self->legs[leg].ring;
+    if (leg < self->num_sends) {
+        sent[leg].array = packed(array_of(sends, leg, self->num_sends));
+        return sent[leg].array == NULL ? -1 : send(self, ring, sent[leg].array->data, &sent[leg].number);
+    }
+    uint64_t unused;
+    Array *array = array_of(receives, leg - self->num_sends, self->num_receives), *room = room_of(array);
+    int status = room == NULL ? (PyErr_Occurred() ? -1 : 0) : ring_move(ring, room->data, &unused);
+    if (status > 0)
+        unpack(array, room);
+    Py_XDECREF(room);
+    return status;
+}
+
 /* Returns the number of legs that are done, or -1 with an error set, which is that of the record. */
-static int move_all(Exchange *self, PyObject *sends, PyObject *receives, uint64_t *numbers, PyObject **record)
+static int move_all(Exchange *self, PyObject *sends, PyObject *receives, Sent *sent, PyObject **record)
 {
     int num_legs = self->num_sends + self->num_receives, status = 1, done = 0;
     for (; done < num_legs; done++) {
-        bool is_sent = done < self->num_sends;
-        Leg *leg = &self->legs[done];
-        uint64_t unused;
-        Array *array = is_sent ? array_of(sends, done, self->num_sends, C_CONTIGUOUS)
-                               : array_of(receives, done - self->num_sends, self->num_receives, CARRAY);
-        if (array != NULL)
-            status = is_sent ? send(self, leg->ring, array->data, &numbers[done]) : ring_move(leg->ring, array->data, &unused);
-        if (array == NULL || status <= 0)
+        if ((status = move_one(self, done, sends, receives, sent)) <= 0)
             break;
         Py_CLEAR(*record);
-        if ((status = record_message(self->calls, leg->facts, record)) < 0 || (status = record_done(*record)) < 0)
+        if ((status = record_message(self->calls, self->legs[done].facts, record)) < 0
+            || (status = record_done(*record)) < 0)
             break;
     }
     return status < 0 ? -1 : done;
@@ -93,8 +106,9 @@ static void forget_announced(Exchange *self, Ring *ring)
 }
 
 /* Wait until an announced message is taken. */
-static int await_taken(Exchange *self, int leg, uint64_t number, PyObject *sends)
+static int await_taken(Exchange *self, int leg, const Sent *sent)
 {
+    uint64_t number = sent->number;
     const Ring *ring = self->legs[leg].ring;
     bool is = ring_is_taken(ring, number);
     Py_BEGIN_ALLOW_THREADS
@@ -103,8 +117,7 @@ static int await_taken(Exchange *self, int leg, uint64_t number, PyObject *sends
     Py_END_ALLOW_THREADS
     if (is)
         return 1;
-    PyObject *array = (PyObject *)array_of(sends, leg, self->num_sends, C_CONTIGUOUS);
-    PyObject *done = PyObject_CallFunction(self->follow, "iKO", leg, (unsigned long long)number, array);
+    PyObject *done = PyObject_CallFunction(self->follow, "iKO", leg, (unsigned long long)number, sent->array);
     Py_XDECREF(done);
     return done == NULL ? -1 : 1;
 }
@@ -116,24 +129,26 @@ static PyObject *exchange_call(PyObject *object, PyObject *const *args, size_t n
         PyErr_SetString(PyExc_TypeError, "an Exchange is called with what is sent and what is received");
         return NULL;
     }
-    uint64_t numbers[MOST_SENDS] = {0};
+    Sent sent[MOST_SENDS] = {0};
     PyObject *record = NULL, *result = NULL;
     /* Other messages that this rank waits for come before. */
-    bool goes = self->calls->is_open && PyObject_Size(self->calls->deferred) == 0 && are_plain(self, args[0], args[1]);
-    int done = goes ? move_all(self, args[0], args[1], numbers, &record) : 0;
+    bool goes = self->calls->is_open && PyObject_Size(self->calls->deferred) == 0
+                && are_arrays(args[0], self->num_sends) && are_arrays(args[1], self->num_receives);
+    int done = goes ? move_all(self, args[0], args[1], sent, &record) : 0;
     if (done < 0) {
         call_failed(self->calls, self->prefix, record == NULL ? Py_None : record);
     } else if (done < self->num_sends + self->num_receives) {
-        int sent = done < self->num_sends ? done : self->num_sends;
-        result = PyObject_CallFunction(self->rest, "iiOO", sent, done - sent, args[0], args[1]);
+        int num_sent = done < self->num_sends ? done : self->num_sends;
+        result = PyObject_CallFunction(self->rest, "iiOO", num_sent, done - num_sent, args[0], args[1]);
     } else {
         result = Py_NewRef(Py_None);
     }
     for (int i = 0; i < self->num_sends; i++) {
-        if (numbers[i] && result != NULL && await_taken(self, i, numbers[i], args[0]) < 0)
+        if (sent[i].number && result != NULL && await_taken(self, i, &sent[i]) < 0)
             Py_CLEAR(result);
-        if (numbers[i])
+        if (sent[i].number)
             forget_announced(self, self->legs[i].ring);
+        Py_XDECREF(sent[i].array);
     }
     Py_XDECREF(record);
     return result;

@@ -333,6 +333,8 @@ static void learn(Function *self, Active *told, PyObject *const *args, int num_a
         return;
     memo->send = memo->recv = memo->returned = -1;
     memo->num_args = num_args;
+    /* The arrays of messages may have strides. */
+    const int in = is_message || is_exchange ? 0 : C_CONTIGUOUS, out = is_message || is_exchange ? WRITEABLE : CARRAY;
     bool is_known = true;
     for (int i = 0; i < num_args && is_known; i++) {
         bool is_sent = args[i] == told->send && told->send != Py_None && memo->send < 0;
@@ -347,7 +349,7 @@ static void learn(Function *self, Active *told, PyObject *const *args, int num_a
                          && (PyTuple_CheckExact(args[i]) || PyList_CheckExact(args[i]) || PyDict_CheckExact(args[i]));
         is_known = !is_sent && !is_received ? (has_items ? learn_items : learn_item)(&memo->args[i], args[i])
                    : of_objects             ? learn_objects(&memo->args[i], args[i])
-                                            : learn_buffers(&memo->args[i], args[i], is_received ? CARRAY : C_CONTIGUOUS);
+                                            : learn_buffers(&memo->args[i], args[i], is_received ? out : in);
     }
     is_known = is_known && (told->send == Py_None || memo->send >= 0) && (told->recv == Py_None || memo->recv >= 0);
     /* The result of a message is the rank of its sender, if any. */
@@ -427,17 +429,32 @@ static Memo *find(Function *self, PyObject *const *args, int num_args, PyObject 
 
 /* ---- the call itself */
 
-/* The arrays on one side of a call. */
+/* The arrays on one side of a call; of one with strides, what lies between its elements as well. */
 typedef struct {
     int count;
     char *data[MOST_KNOWN_ARRAYS];
     Py_ssize_t num_bytes[MOST_KNOWN_ARRAYS];
 } Buffers;
 
+/* Of an array that has elements. */
+static Py_ssize_t itemsize_of(const Arg *arg)
+{
+    Py_ssize_t number = 1;
+    for (int i = 0; i < arg->num_dims; i++)
+        number *= arg->shape[i];
+    return arg->num_bytes / number;
+}
+
 static int gather(const Arg *arg, PyObject *object, Buffers *buffers)
 {
     if (arg->kind != LIST) {
-        buffers->data[0] = ((Array *)object)->data, buffers->num_bytes[0] = arg->num_bytes;
+        Array *array = (Array *)object;
+        buffers->data[0] = array->data, buffers->num_bytes[0] = arg->num_bytes;
+        if (!(array->flags & C_CONTIGUOUS)) {
+            char *end;
+            extent_of(array, itemsize_of(arg), &buffers->data[0], &end);
+            buffers->num_bytes[0] = end - buffers->data[0];
+        }
         return 1;
     }
     for (int i = 0; i < arg->count; i++) {
@@ -563,34 +580,55 @@ static bool share_memory(const Memo *memo, const Buffers *sent, const Buffers *r
     return false;
 }
 
+/* Whether the arrays of sendrecv share memory, whose extents overlap. */
+static bool share_elements(const Memo *memo, PyObject *send, PyObject *recv)
+{
+    bool have_strides = is_array(send) && is_array(recv)
+                        && !(((Array *)send)->flags & ((Array *)recv)->flags & C_CONTIGUOUS);
+    return !have_strides || may_share_elements((Array *)send, (Array *)recv, itemsize_of(&memo->args[memo->recv]));
+}
+
 /* Send or receive a message. It is recorded once it is done: one that needs a request is recorded by that. Returns 1, 0
    if it needs a request, or -1 with an error set; as do the two below. */
-static int run_message(const Memo *memo, const Buffers *buffers, PyObject *array, PyObject *code, int instruction,
-                       PyObject **record)
+static int run_message(const Memo *memo, bool sends, Array *array, PyObject *code, int instruction, PyObject **record)
 {
+    Array *moved = sends ? packed(array) : room_of(array);
+    if (moved == NULL)
+        return PyErr_Occurred() ? -1 : 0;
     uint64_t number;
-    int moved = ring_move((Ring *)memo->run, buffers->data[0], &number);
-    if (moved > 0)
+    int status = ring_move((Ring *)memo->run, moved->data, &number);
+    if (status > 0 && !sends)
+        unpack(array, moved);
+    if (status > 0)
         *record = begin_record(memo->calls, memo->facts, ++memo->calls->num_messages, true, code, instruction);
-    if (moved > 0 && *record == NULL)
-        return -1;
-    return moved == 2 ? ring_rest((Ring *)memo->run, array, number, memo->prefix) : moved;
+    if (status > 0 && *record == NULL)
+        status = -1;
+    if (status == 2)
+        status = ring_rest((Ring *)memo->run, (PyObject *)moved, number, memo->prefix);
+    Py_DECREF(moved);
+    return status;
 }
 
 /* Begin a send whose receiver copies the message. */
-static int run_announced(const Memo *memo, PyObject *array, PyObject *code, int instruction, PyObject **record,
+static int run_announced(const Memo *memo, Array *array, PyObject *code, int instruction, PyObject **record,
                          PyObject **work)
 {
     Calls *calls = memo->calls;
     uint64_t number;
-    char *data = ((Array *)array)->data;
-    int announced = may_announce(calls, memo->run) ? ring_announce((Ring *)memo->run, data, &number) : 0;
-    if (announced <= 0)
-        return announced;
-    *record = begin_record(calls, memo->facts, ++calls->num_messages, true, code, instruction);
-    if (*record != NULL)
-        *work = announced_send(calls, memo->run, memo->kind, memo->prefix, array, *record, number);
-    return *work == NULL ? -1 : 1;
+    if (!may_announce(calls, memo->run))
+        return 0;
+    Array *sent = packed(array);
+    int status = sent == NULL ? -1 : ring_announce((Ring *)memo->run, sent->data, &number);
+    if (status > 0) {
+        *record = begin_record(calls, memo->facts, ++calls->num_messages, true, code, instruction);
+        if (*record != NULL)
+            *work = announced_send(calls, memo->run, memo->kind, memo->prefix, (PyObject *)sent, *record, number);
+        if (*work != NULL && sent != array) /* the user may change the array at once */
+            Py_CLEAR(((Handle *)*work)->forgotten);
+        status = *work == NULL ? -1 : 1;
+    }
+    Py_XDECREF(sent);
+    return status;
 }
 
 static int run_call(const Memo *memo, const Buffers *sent, const Buffers *received, PyObject *send, PyObject *recv,
@@ -736,7 +774,7 @@ static PyObject *run_memo(Function *self, Memo *memo, PyObject *const *args)
     bool is_inbox = Py_TYPE(memo->run) == inbox_type, is_async = memo->kind != NULL;
     bool is_message = Py_TYPE(memo->run) == ring_type || is_inbox;
     bool is_later = is_async && (!is_message || is_inbox || received.count), is_exchange = memo->facts == Py_None;
-    if (share_memory(memo, &sent, &received, send == recv && !is_exchange)
+    if ((share_memory(memo, &sent, &received, send == recv && !is_exchange) && share_elements(memo, send, recv))
         || (is_later && is_message && !may_defer(memo->calls)))
         return NULL;
     if (is_exchange)
@@ -748,11 +786,11 @@ static PyObject *run_memo(Function *self, Memo *memo, PyObject *const *args)
     PyObject *result = NULL, *record = NULL;
     int status = 0;
     if (is_async && is_message && sent.count)
-        status = run_announced(memo, send, code, instruction, &record, &result);
+        status = run_announced(memo, (Array *)send, code, instruction, &record, &result);
     if (status == 0)
         status = is_later     ? run_later(memo, send, recv, code, instruction, &record, &result)
-                 : is_message ? run_message(memo, sent.count ? &sent : &received, sent.count ? send : recv, code,
-                                            instruction, &record)
+                 : is_message ? run_message(memo, sent.count, (Array *)(sent.count ? send : recv), code, instruction,
+                                            &record)
                               : run_call(memo, &sent, &received, send, recv, code, instruction, &record);
     if (status > 0 && result == NULL) {
         PyList_SetItem(record, COMPLETED, PyLong_FromLongLong(now_ns()));
@@ -1069,8 +1107,8 @@ PyType_Spec try_lock_spec = {
 
 static PyObject *configure(PyObject *module, PyObject *args)
 {
-    PyObject *array, *function, *integer;
-    if (!PyArg_ParseTuple(args, "OOO!", &array, &function, &PyType_Type, &integer))
+    PyObject *array, *function, *integer, *empty;
+    if (!PyArg_ParseTuple(args, "OOO!O", &array, &function, &PyType_Type, &integer, &empty))
         return NULL;
     const Array *head = (const Array *)array;
     PyObject *dtype = PyObject_GetAttrString(array, "dtype"), *data = PyObject_GetAttrString(array, "ctypes");
@@ -1088,6 +1126,7 @@ static PyObject *configure(PyObject *module, PyObject *args)
     Py_XSETREF(array_type, (PyTypeObject *)Py_NewRef(Py_TYPE(array)));
     Py_XSETREF(integer_type, (PyTypeObject *)Py_NewRef(integer));
     Py_XSETREF(is_ours, Py_NewRef(function));
+    Py_XSETREF(new_array, Py_NewRef(empty));
     Py_RETURN_NONE;
 }
 
@@ -1122,8 +1161,8 @@ static PyObject *use_many_worlds(PyObject *module, PyObject *unused)
 }
 
 PyMethodDef call_functions[] = {
-    {"configure", configure, METH_VARARGS, "configure(array, is_ours, integer): an array of shape (2, 3), what tells "
-                                           "of a file whether it is the package's, and numpy.integer."},
+    {"configure", configure, METH_VARARGS, "configure(array, is_ours, integer, empty): an array of shape (2, 3), what tells "
+                                           "of a file whether it is the package's, numpy.integer and numpy.empty."},
     {"compare_by_identity", compare_by_identity, METH_O, "Compare arguments of a type by identity; a decorator."},
     {"explain_type_errors", explain_type_errors, METH_O, "Call it with the function and the error where a Function raises "
                                                          "TypeError; it may change the message."},

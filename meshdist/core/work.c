@@ -298,19 +298,26 @@ static int note_found(Handle *self, const Inbox *inbox, const Found *found)
 /* Take the message of the first receive, which is not in the deque meanwhile: other threads may run. */
 static int take(Handle *self, PyObject *run, PyObject *deque)
 {
-    char *data = NULL;
     Found found = {.number = -1};
-    bool by_ring = Py_TYPE(run) == ring_type;
-    if (Py_TYPE(self) != objects_type && !data_of(self->value, CARRAY, &data))
-        return 0;
-    if (drop_first(deque) < 0)
-        return -1;
-    int status = by_ring ? ring_take((Ring *)run, data) : inbox_take((Inbox *)run, data, &found);
-    if (status > 0 && !by_ring)
-        status = note_found(self, (Inbox *)run, &found);
-    Py_XDECREF(found.pickle);
+    bool by_ring = Py_TYPE(run) == ring_type, of_array = Py_TYPE(self) != objects_type;
+    Array *array = (Array *)self->value, *room = of_array && is_array(self->value) ? room_of(array) : NULL;
+    if (of_array && room == NULL)
+        return PyErr_Occurred() ? -1 : 0;
+    int status = drop_first(deque);
+    if (status == 0) {
+        char *data = of_array ? room->data : NULL;
+        status = by_ring ? ring_take((Ring *)run, data) : inbox_take((Inbox *)run, data, &found);
+        if (status > 0 && of_array)
+            unpack(array, room);
+        if (status > 0 && !by_ring)
+            status = note_found(self, (Inbox *)run, &found);
+        Py_XDECREF(found.pickle);
+        if (status <= 0)
+            status = put_back(self, deque);
+    }
+    Py_XDECREF(room);
     if (status <= 0)
-        return put_back(self, deque);
+        return status;
     mark_done(self);
     release(self);
     Py_CLEAR(self->queue);

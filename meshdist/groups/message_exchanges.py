@@ -98,49 +98,20 @@ class Exchanges(Probes):
 
     def sendrecv(self, send: Any, recv: Any, dst: int, src: int | None, tags: tuple[int, int]) -> int:
         """Send a message and receive one; return the sender."""
-        is_strided = has_strides(send) or has_strides(recv)
-        if (
-            is_strided
-            and type(send) is type(recv) is np.ndarray
-            and can_be_filled(recv)
-            and not share_memory(send, recv)
-        ):
-            return self._sendrecv_strided(send, recv, dst, src, tags)
-        return self._sendrecv_packed(send, recv, dst, src, tags)
-
-    def _sendrecv_strided(self, send: Array, recv: Array, dst: int, src: int | None, tags: tuple[int, int]) -> int:
-        """Send a packed copy, and receive into a contiguous array, as `sendrecv` does with these arrays."""
-        packed = np.ascontiguousarray(send)
-        room = recv if recv.flags.c_contiguous else np.empty(recv.shape, recv.dtype)
-        key = (dst, src, *tags, packed.dtype, packed.shape, room.dtype, room.shape)
-        known = self._exchanges.get(key) if self._group.calls.is_open and src is not None else None
-        if known is not None and src is not None:
-            known(packed, room)
-        else:
-            given_src, src = src, self._sendrecv_packed(packed, room, dst, src, tags)
-            known = self._by_core("sendrecv", [(room, given_src, tags[1])], [(packed, dst, tags[0])], _NO_TERMS)
-            if known is not None:
-                remember(self._exchanges, key, known)
-        if room is not recv:
-            recv[...] = room
-        return src
-
-    def _sendrecv_packed(self, send: Any, recv: Any, dst: int, src: int | None, tags: tuple[int, int]) -> int:
         of = "sendrecv"
         error_prefix = self._group.error_prefix(of)
-        # Arrays of kinds that were sent and received before are plain, and recv can be written.
+        # Arrays of kinds that were sent and received before are plain but for their strides, and recv can be written.
         is_known = (
-            known_request(self._isends[of], send, dst, tags[0]) is not None
-            and known_request(self._ireceives[of], recv, src, tags[1]) is not None
+            known_send(self._isends[of], send, dst, tags[0]) is not None
+            and known_receive(self._ireceives[of], recv, src, tags[1]) is not None
             and not share_memory(send, recv)
         )
         on_cpu = is_known or self._check_exchange(error_prefix, send, recv, tags)
         if is_known and src is not None:
             exchange = self._by_core(of, [(recv, src, tags[1])], [(send, dst, tags[0])], _NO_TERMS)
-            if exchange is not None:
-                self.note_exchange(exchange, error_prefix, send, recv)
-            elif self._num_looks == _MOST_LOOKS:
-                self.note_exchange(partial(self._sendrecv, dst, src, tags), error_prefix, send, recv)
+            if exchange is not None or self._num_looks == _MOST_LOOKS:
+                run = exchange or partial(self._sendrecv, dst, src, tags)
+                self.note_exchange(run, error_prefix, send, recv)
             else:
                 self._num_looks += 1
         return self._sendrecv(dst, src, tags, send, recv, _NO_BATCH if on_cpu else self.batched(of))
@@ -209,8 +180,8 @@ class Exchanges(Probes):
     ) -> core.Exchange | None:
         if core.module is None:
             return None
-        takes = [known_request(self._ireceives[of], *message, terms.label) for message in receives]
-        gives = [known_request(self._isends[of], *message, terms.label) for message in sends]
+        takes = [known_receive(self._ireceives[of], *message, terms.label) for message in receives]
+        gives = [known_send(self._isends[of], *message, terms.label) for message in sends]
         legs = [
             (request.fast_path, request.facts)
             for request in (*gives, *takes)
@@ -303,18 +274,21 @@ class Exchanges(Probes):
         return array, pack(array, keep=False)
 
 
-def has_strides(array: Any) -> bool:
-    """Return whether it is an array of NumPy that messages go out of, or into, by way of a contiguous one."""
-    return type(array) is np.ndarray and not array.flags.c_contiguous
-
-
-def known_request(
+def known_send(
     requests: dict[Any, PersistentRequest], tensor: Any, peer: int | None, tag: Any, label: str = ""
 ) -> PersistentRequest | None:
     """Return the request of messages like this one, if their arguments were checked before."""
-    if type(tensor) is np.ndarray and type(tag) is int and tensor.flags.carray:
+    if type(tensor) is np.ndarray and type(tag) is int:
         return requests.get((peer, tag, tensor.dtype, tensor.shape, label))
     return None
+
+
+def known_receive(
+    requests: dict[Any, PersistentRequest], tensor: Any, peer: int | None, tag: Any, label: str = ""
+) -> PersistentRequest | None:
+    """Return the request of messages like this one; see `known_send`."""
+    request = known_send(requests, tensor, peer, tag, label)
+    return request if request is not None and can_be_filled(tensor) else None
 
 
 def _first_error(works: Sequence[Work], error: DistError) -> DistError:

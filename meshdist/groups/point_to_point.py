@@ -9,15 +9,12 @@ from sys import _getframe
 from typing import Any
 from weakref import WeakValueDictionary
 
-import numpy as np
-
 from meshdist import core
 from meshdist.arrays.host import Array, labelled_dtype, pack
-from meshdist.arrays.overlap import can_be_filled
 from meshdist.arrays.plain_numbers import plain_number
 from meshdist.backends.base import Backend
 from meshdist.errors import DistBackendError, DistError, DistTimeoutError
-from meshdist.groups.message_exchanges import Exchanges, has_strides, known_request
+from meshdist.groups.message_exchanges import Exchanges, known_receive, known_send
 from meshdist.groups.tags_and_probes import MessageGroup
 from meshdist.groups.unposted_messages import (
     AnnouncedSends,
@@ -25,7 +22,6 @@ from meshdist.groups.unposted_messages import (
     Deferred,
     DeferredObjects,
     DeferredReceives,
-    DeferredStrided,
     DeferredWork,
     Facts,
     Guarded,
@@ -105,9 +101,7 @@ class PointToPoint(Exchanges):
         The user called the function `of`; with `is_size_exchange`, which observers see, another message follows.
         """
         requests = self._sends
-        if has_strides(tensor):
-            tensor = np.ascontiguousarray(tensor)
-        request = known_request(requests, tensor, dst, tag) if of == "send" else None
+        request = known_send(requests, tensor, dst, tag) if of == "send" else None
         if request is not None and request.fast_path is not None and self._try_fast_path(request, tensor):
             return
         kind = self.known.objects_like(of, tensor, dst, tag)
@@ -119,7 +113,8 @@ class PointToPoint(Exchanges):
         if backend.device_calls is not None:
             backend.device_calls.send(self._parcel(backend.device_calls, error_prefix, of, tensor, dst, tag))
             return
-        array = tensor if request is not None else pack(self._given(error_prefix, tensor, tag))
+        given = tensor if request is not None else self._given(error_prefix, tensor, tag)
+        array = pack(given)
         if dst == self._rank and not self._own(backend).awaits(tag):
             isend, irecv = async_calls(tensor)
             raise ValueError(
@@ -134,22 +129,17 @@ class PointToPoint(Exchanges):
         record[COMPLETED] = clock()
         if request is not None:
             self._note(request, tensor)
-        elif array is tensor and of == "send" and dst != self._rank:
-            self._keep_request(requests, of, tensor, dst, tag, backend.fast_send, sends=True)
+        elif given is tensor and of == "send" and dst != self._rank:
+            self._keep_request(requests, of, array, dst, tag, backend.fast_send, sends=True)
         elif type(tensor) is ObjectMessage:
             self.known.sent_objects(record[FACTS], backend.fast_send, tensor, self.send)
 
     def recv(self, tensor: Any, src: int | None, tag: int, of: str = "recv", *, is_size_exchange: bool = False) -> int:
         """Receive a message from rank `src`, or from any rank if it is None; return the sender. See `send`."""
-        if has_strides(tensor) and can_be_filled(tensor):
-            room = np.empty(tensor.shape, tensor.dtype)
-            source = self.unobserved("recv")(room, src, tag, of, is_size_exchange=is_size_exchange)
-            tensor[...] = room
-            return int(source)
         if self.deferred:
             self.deferral.post_all()
         requests = self._receives
-        request = known_request(requests, tensor, src, tag) if of == "recv" else None
+        request = known_receive(requests, tensor, src, tag) if of == "recv" else None
         if request is not None and request.fast_path is not None and self._try_fast_path(request, tensor):
             assert src is not None
             return src
@@ -163,7 +153,7 @@ class PointToPoint(Exchanges):
         backend = self._backend_for(error_prefix, tensor)
         if backend.device_calls is not None:
             return backend.device_calls.recv(self._parcel(backend.device_calls, error_prefix, of, tensor, src, tag))
-        array, packed = (tensor, tensor) if request is not None else self._taken(error_prefix, tensor, tag)
+        array, packed = self._room(error_prefix, tensor, tag, request)
         src = self._only_source(src)
         if src == self._rank and not self._own(backend).probe(tag).ready():
             isend, irecv = async_calls(tensor)
@@ -186,8 +176,8 @@ class PointToPoint(Exchanges):
         elif src is None and packed is tensor and of == "recv":
             self.known.received(record[FACTS], backend, tensor, incoming.source)
             self.known.note_receive(record[FACTS], tensor)
-        elif request is None and packed is tensor and src is not None and src != self._rank and of == "recv":
-            self._keep_request(requests, of, tensor, src, tag, backend.fast_recv, sends=False)
+        if request is None and array is tensor and src is not None and src != self._rank and of == "recv":
+            self._keep_request(requests, of, packed, src, tag, backend.fast_recv, sends=False)
         return incoming.source
 
     def isend(self, tensor: Any, dst: int, tag: int, of: str = "isend", label: str = "") -> Work:
@@ -196,9 +186,7 @@ class PointToPoint(Exchanges):
         With a label, it does not fit receives with another one.
         """
         group, requests = self._group, self._isends[of]
-        if is_copied := has_strides(tensor):
-            tensor = np.ascontiguousarray(tensor)
-        request = known_request(requests, tensor, dst, tag, label)
+        request = known_send(requests, tensor, dst, tag, label)
         if request is not None and request.fast_path is not None and self._try_fast_path(request, tensor):
             return done_work(group.error_prefix(of), None)
         error_prefix = group.error_prefix(of)
@@ -209,20 +197,18 @@ class PointToPoint(Exchanges):
         calls = backend.device_calls
         if calls is not None:
             return self._in_batch(calls).isend(self._parcel(calls, error_prefix, of, tensor, dst, tag))
-        array = packed = tensor
-        if request is None:
-            array = self._given(error_prefix, tensor, tag)
-            packed = pack(array)
+        array = tensor if request is not None else self._given(error_prefix, tensor, tag)
+        packed = pack(array)
         work = Work(error_prefix, None)
         record = self.begin_record(of, array, dst, tag, sends=True)
         post = partial(self._post_send, backend, packed, dst, tag, label)
         self._begin(work, error_prefix, ("to", dst), post, None, record)
-        if packed is tensor and not is_copied and not work._is_done:  # else the array is free
+        if packed is tensor and not work._is_done:  # else the array is free
             work._expect_wait(record, group.calls.forgotten)
         if request is not None:
             self._note(request, tensor)
         elif array is tensor and dst != self._rank:
-            self._keep_request(requests, of, tensor, dst, tag, backend.fast_isend, sends=True, label=label)
+            self._keep_request(requests, of, packed, dst, tag, backend.fast_isend, sends=True, label=label)
         elif type(tensor) is ObjectMessage:
             self.known.sent_objects(record[FACTS], backend.fast_isend, tensor, self.isend)
         return work
@@ -230,16 +216,10 @@ class PointToPoint(Exchanges):
     def irecv(self, tensor: Any, src: int | None, tag: int, of: str = "irecv", label: str = "") -> Work:
         """Begin to receive a message, for the user's function `of`; see `isend`."""
         group, requests = self._group, self._ireceives[of]
-        request = known_request(requests, tensor, src, tag, label)
+        request = known_receive(requests, tensor, src, tag, label)
         if request is not None and request.fast_path is not None and self.deferral.takes(request, tensor):
             return self._defer(request, tensor)
         error_prefix = group.error_prefix(of)
-        is_strided = has_strides(tensor) and can_be_filled(tensor)
-        if is_strided:
-            like = requests.get((src, tag, tensor.dtype, tensor.shape, label)) if type(tag) is int else None
-            if like is not None and like.fast_path is not None and self.deferral.takes(like, tensor):
-                record = self.begin_record(of, tensor, src, tag, sends=False)
-                return self.deferral.add(DeferredStrided(error_prefix, tensor, like, record), group.calls.forgotten)
         kind = self.known.objects_like(of, tensor, src, tag)
         if kind is not None and self.deferral.takes(kind, room := kind.room()):
             record = self.begin_record(of, tensor.array, src, tag, sends=False)
@@ -250,7 +230,7 @@ class PointToPoint(Exchanges):
         calls = backend.device_calls
         if calls is not None:
             return self._in_batch(calls).irecv(self._parcel(calls, error_prefix, of, tensor, src, tag))
-        array, packed = (tensor, tensor) if request is not None else self._taken(error_prefix, tensor, tag)
+        array, packed = self._room(error_prefix, tensor, tag, request)
         src = self._only_source(src)
         work = (ObjectsWork if type(tensor) is ObjectMessage else ReceiptWork)(error_prefix, tensor)
         record = self.begin_record(of, packed, src, tag, sends=False)
@@ -271,8 +251,7 @@ class PointToPoint(Exchanges):
         work._expect_wait(record, group.calls.forgotten)
         # There is no fast path until the first message has come.
         is_new = request is None or request.fast_path is None
-        is_plain = packed is tensor or (is_strided and packed.dtype == tensor.dtype and packed.shape == tensor.shape)
-        if is_new and is_plain and src is not None and src != self._rank:
+        if is_new and array is tensor and src is not None and src != self._rank:
             self._keep_request(requests, of, packed, src, tag, backend.fast_recv, sends=False, label=label)
         elif type(tensor) is ObjectMessage:
             self.known.note_receive(facts, None, PersistentRequest(facts, None, -1))
@@ -351,18 +330,18 @@ class PointToPoint(Exchanges):
             work.complete(error)
             return
 
-        array = work.awaited
+        array, room = work.awaited, pack(work.awaited, keep=False)
 
         def arrive(incoming: Incoming) -> None:
             work.source = group.ranks[incoming.source]
             if isinstance(work, DeferredObjects):
                 self._take_objects(work.message, incoming, work.record, backend)
-            elif isinstance(work, DeferredStrided):
-                work.unpack()
+            elif room is not array:
+                array[...] = room
             elif src is None:
                 self.known.received(work.record[FACTS], backend, array, incoming.source)
 
-        post = partial(self._post_recv, backend, array, src, tag, work.request.label)
+        post = partial(self._post_recv, backend, room, src, tag, work.request.label)
         self._begin(work, error_prefix, ("from", src, tag), post, arrive, work.record)
 
     def _post_announced(self, work: AnnouncedWork) -> None:
@@ -379,7 +358,7 @@ class PointToPoint(Exchanges):
     def _try_fast_path(self, request: PersistentRequest, tensor: Array) -> bool:
         # Send or receive by the fast path if possible, with the same record as `begin_record` makes.
         try:
-            if not request.fast_path(tensor):  # type: ignore[misc]
+            if not request.move(tensor):
                 return False
         except BaseException as error:
             raise self._group.fail(error, self._group.error_prefix(request.facts[0])) from None
@@ -470,7 +449,10 @@ class PointToPoint(Exchanges):
         self._check_tag(error_prefix, tag, _RECEIVE_OBJECTS)
         return tensor.array
 
-    def _taken(self, error_prefix: str, tensor: Any, tag: int) -> tuple[Array, Array]:
+    def _room(self, error_prefix: str, tensor: Any, tag: int, request: PersistentRequest | None) -> tuple[Array, Array]:
+        """Return the array to receive, and what it is received into: itself, if it is plain."""
+        if request is not None:
+            return tensor, pack(tensor, keep=False)
         if type(tensor) is not ObjectMessage:
             return self._output(error_prefix, tensor, tag)
         array = self._given(error_prefix, tensor, tag)

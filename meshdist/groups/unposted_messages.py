@@ -77,6 +77,19 @@ class PersistentRequest:
         """Return a new array for such a message."""
         return np.empty(self.facts[4], self.facts[3])
 
+    def move(self, array: Array) -> bool:
+        """Send or receive by the fast path, if it can now; an array with strides by way of a contiguous one."""
+        assert self.fast_path is not None
+        if array.flags.c_contiguous:
+            return self.fast_path(array)
+        if self.facts[-1]:
+            return self.fast_path(np.ascontiguousarray(array))
+        room = self.room()
+        if not self.fast_path(room):
+            return False
+        array[...] = room
+        return True
+
 
 class Unposted(ABC):
     """The messages of a group that were begun, and are not posted yet; the queue of their works until then."""
@@ -166,31 +179,7 @@ class DeferredWork(UnpostedWork, ReceiptWork):
 
     def take(self) -> bool:
         """Receive the message by the fast path, if it comes within moments; return whether it has."""
-        return self.request.fast_path is not None and self.request.fast_path(self.awaited)
-
-
-class DeferredStrided(DeferredWork):
-    """A DeferredWork for an array that is not contiguous: the message comes into another one, and is copied."""
-
-    __slots__ = ("room",)
-
-    def __init__(self, error_prefix: str, tensor: Array, request: PersistentRequest, record: Record) -> None:
-        super().__init__(error_prefix, tensor, request, record)
-        self.room = request.room()
-
-    @property
-    def awaited(self) -> Array:
-        return self.room
-
-    def take(self) -> bool:
-        if not super().take():
-            return False
-        self.unpack()
-        return True
-
-    def unpack(self) -> None:
-        """Copy the message that has come."""
-        self._value[...] = self.room
+        return self.request.fast_path is not None and self.request.move(self.awaited)
 
 
 class DeferredObjects(UnpostedWork, ObjectsWork):

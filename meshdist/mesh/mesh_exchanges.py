@@ -13,11 +13,11 @@ import numpy as np
 
 from meshdist import core
 from meshdist.arrays.device_types import new_empty, taken
-from meshdist.arrays.host import Array, check_dtype, check_writable, describe_array, is_plain, pack
+from meshdist.arrays.host import Array, check_dtype, check_writable, describe_array
 from meshdist.arrays.overlap import can_be_filled, share_memory
 from meshdist.arrays.plain_numbers import plain_form, plain_number, plain_truth
 from meshdist.collectives.definition import known_to_core
-from meshdist.groups.message_exchanges import Terms, has_strides, terms_of
+from meshdist.groups.message_exchanges import Terms, terms_of
 from meshdist.mesh.mesh_slices import MeshSlices
 from meshdist.runtime.plan_cache import remember
 from meshdist.system.name_hints import explaining
@@ -109,14 +109,6 @@ class MeshExchanges(MeshSlices):
             >>> meshdist.run(program, 4)
             [(3, 1), (0, 2), (1, 3), (2, None)]
         """
-        if has_strides(out) and type(x) is np.ndarray and can_be_filled(out) and not share_memory(x, out):
-            room: Any = np.empty(out.shape, out.dtype)
-            if self.shift(x, by, periodic, room, axis=axis, tag=tag) is None:
-                return None
-            out[...] = room
-            return cast("Array", out)
-        if has_strides(x) and (out is None or (type(out) is np.ndarray and not share_memory(x, out))):
-            x = np.ascontiguousarray(x)
         key: Any = None
         tag = plain_number(tag)
         if type(x) is type(out) is np.ndarray or (type(x) is np.ndarray and out is None):
@@ -124,7 +116,7 @@ class MeshExchanges(MeshSlices):
             if type(places) is int and type(wraps) in (int, bool) and (along is None or type(along) in (int, str)):
                 key = (along, places, wraps, x.dtype, x.shape, None if out is None else (out.dtype, out.shape))
             known = self._known_exchanges.get(key)
-            if known is not None and (out is None or (out.flags.carray and not share_memory(out, x))):
+            if known is not None and (out is None or (can_be_filled(out) and not share_memory(out, x))):
                 messages, legs = known.group.messages, _legs(known, x, out)
                 run = None if out is None or legs is None else messages.known_exchange("shift", *legs, tag, known.terms)
                 messages.note_exchange(run or partial(_shifted, known, tag), known.error_prefix, x, out)
@@ -332,7 +324,6 @@ class _Edges(NamedTuple):
     group: ProcessGroup
     ghosts: tuple[_Cells, ...]
     edges: tuple[_Cells, ...]
-    packs: bool
     terms: Terms
 
 
@@ -355,32 +346,23 @@ def _edges(group: ProcessGroup, array: Any, dim: int, width: int, periodic: bool
     ghosts = cells((extent - width, above), (0, below))
     edges = cells((width, below), (extent - 2 * width, above))
     one = array[(slice(None),) * dim + (slice(0, width),)]
-    packs = isinstance(one, np.ndarray) and not is_plain(one)
-    return _Edges(group, ghosts, edges, packs, terms_of(one, (dim,), periodic, words))
+    return _Edges(group, ghosts, edges, terms_of(one, (dim,), periodic, words))
 
 
 def _exchange_edges(axes: Sequence[_Edges], tag: int, nothing: None, block: Any) -> None:
     """Exchange the edges along all axes, one after the other; called as `Messages.note_exchange` says."""
-    for group, ghosts, edges, packs, terms in axes:
+    for group, ghosts, edges, terms in axes:
         if group.size() == 1:
             for (ghost, _), (edge, _) in zip(ghosts, edges, strict=True):
                 block[ghost] = block[edge]
             continue
-        known = None if packs else group.messages.exchange_of(terms, tag)
+        known = group.messages.exchange_of(terms, tag)
         if known is not None:
             known(tuple([block[place] for place, _ in edges]), tuple([block[place] for place, _ in ghosts]))
             continue
         receives = [(block[place], peer) for place, peer in ghosts]
         sends = [(block[place], peer) for place, peer in edges]
-        if not packs:
-            group.messages.exchange("halo_exchange", receives, sends, tag, terms)
-            continue
-        # Messages of contiguous arrays take the fast path.
-        rooms = [(pack(ghost, keep=False), peer) for ghost, peer in receives]
-        packed = [(pack(edge), peer) for edge, peer in sends]
-        group.messages.exchange("halo_exchange", rooms, packed, tag, terms)
-        for (ghost, _), (room, _) in zip(receives, rooms, strict=True):
-            ghost[...] = room
+        group.messages.exchange("halo_exchange", receives, sends, tag, terms)
 
 
 def _neighbour(me: int, step: int, size: int, periodic: bool) -> int | None:

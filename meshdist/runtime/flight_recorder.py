@@ -102,7 +102,7 @@ def users(frame: FrameType) -> FrameType:
 
 
 if core.module is not None:
-    core.module.configure(np.empty((2, 3)), is_ours, np.integer)
+    core.module.configure(np.empty((2, 3)), is_ours, np.integer, np.empty)
     core.compare_by_identity(np.bool_)  # of which there are two objects
 
 

@@ -14,9 +14,17 @@ pytestmark = [
     pytest.mark.skipif(core.module is None, reason=f"there is no compiled core: {core.missing}"),
 ]
 KINDS = ("width by name", "widths", "widths in a list", "periodic axes", "periodic by name", "dims by name", "halo tag")
-KINDS += ("shift by", "shift tag", "shift periodic", "sendrecv ranks", "sendrecv tag", "send and recv")
+KINDS += ("shift by", "shift tag", "shift periodic", "sendrecv ranks", "sendrecv tag", "send and recv", "columns")
+KINDS += ("columns of a view", "send and recv of columns", "irecv and isend of columns", "halo of columns")
 # What checks arguments, or begins a message.
-CHECKS = {"halo_exchange", "shift", "_per_axis", "_sendable", "peer", "sendrecv", "send", "_check_tag"}
+CHECKS = {"halo_exchange", "shift", "sendrecv", "send", "isend", "irecv", "peer"}
+CHECKS |= {"_per_axis", "_sendable", "_check_tag"}
+
+
+def exchange_columns(square, peer):
+    receiving = dist.irecv(square[:, 0], peer)
+    dist.isend(square[:, -1], peer).wait()
+    receiving.wait()
 
 
 def made_again(name):
@@ -24,6 +32,7 @@ def made_again(name):
     mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("x",))
     rank, block, x, out = dist.get_rank(), np.ones((6, 2)), np.ones(3), np.zeros(3)
 
+    square = np.ones((6, 6))
     count, wraps = 1, True  # not constants: each call makes a new tuple
 
     def other():
@@ -45,6 +54,13 @@ def made_again(name):
         "send and recv": lambda: (
             dist.send(x, other(), tag=np.int64(7)) if rank == 0 else dist.recv(out, other(), tag=7)
         ),
+        "columns": lambda: mesh.sendrecv(square[:, -2], square[:, 0], 1 - rank, 1 - rank),
+        "columns of a view": lambda: mesh.shift(square[1:-1, 4:], out=square[1:-1, :2]),
+        "send and recv of columns": lambda: (
+            dist.send(square[:, 1], other()) if rank == 0 else dist.recv(square[:, 3], other())
+        ),
+        "irecv and isend of columns": lambda: exchange_columns(square, 1 - rank),
+        "halo of columns": lambda: mesh.halo_exchange(square[:, 1:], dims=[1]),
     }
     for _ in range(5):
         calls[name]()

@@ -62,6 +62,57 @@ def test_what_is_received_goes_where_it_belongs(pair, name, call):
     pair.run(pass_on, name, call)
 
 
+def random_part(rng, shape):
+    """What makes a view of a block: with steps, backwards, transposed, or with dimensions of length 1."""
+    places = []
+    for length in shape:
+        first, last = (int(place) for place in np.sort(rng.integers(0, length, 2)))
+        step = int(rng.integers(1, 4))
+        backward = slice(last, first - 1 if first else None, -step)
+        places.append(slice(first, last + 1, step) if rng.random() < 0.7 else backward)
+    order = rng.permutation(len(shape))
+    return lambda block: block[tuple(places)].transpose(order)
+
+
+DTYPES = (np.uint8, np.int16, np.float32, np.float64, np.complex128, np.clongdouble)
+
+
+def random_parts(seed):
+    """Each is sent and received again and again, so that the core knows it in the end; return how many were refused."""
+    rng, rank, group = np.random.default_rng(seed), dist.get_rank(), dist.new_group()
+    num_refused = 0
+
+    def contents(of, number, shape, dtype):
+        num_bytes = int(np.prod(shape)) * dtype.itemsize
+        random_bytes = np.random.default_rng([seed, number, of]).integers(0, 256, num_bytes, np.uint8)
+        return random_bytes.view(dtype).reshape(shape)
+
+    for number in range(120):
+        dtype, shape = np.dtype(DTYPES[number % len(DTYPES)]), tuple(rng.integers(1, 9, rng.integers(1, 5)).tolist())
+        send, recv = random_part(rng, shape), random_part(rng, shape)
+        for repeat in range(4):
+            block, expected, others = (contents(of, 4 * number + repeat, shape, dtype) for of in (rank, rank, 1 - rank))
+            given, taken = send(block), recv(block)
+            if given.shape != taken.shape:
+                taken = np.zeros((*given.shape, 2), dtype)[..., 1]
+            elif np.shares_memory(given, taken):
+                num_refused += 1
+                with pytest.raises(ValueError, match="shares? memory"):
+                    group.sendrecv(given, taken, 1 - rank, 1 - rank)
+                continue
+            else:
+                recv(expected)[...] = send(others)
+            group.sendrecv(given, taken, 1 - rank, 1 - rank)
+            assert taken.tobytes() == send(others).tobytes()
+            assert block.tobytes() == expected.tobytes()
+    return num_refused
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_views_of_every_kind(pair, seed):
+    assert min(pair.run(random_parts, seed)) > 0
+
+
 def new_columns():
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = dist.init_device_mesh("cpu", (size,), mesh_dim_names=("x",))
