@@ -53,6 +53,7 @@ class Handle:
     phase: int
     def _wait(self, timeout: Any = None) -> bool: ...
     def _release(self) -> None: ...
+    def _objects(self) -> list[Any]: ...
     def job(self) -> Any: ...
 
 class Barrier:
@@ -156,8 +157,7 @@ class Inbox:
         dtypes: Any = ...,
         tag: int = -1,
         waits: bool = True,
-        unpickle: Callable[[bytes, str], list[Any]] = ...,
-        new: Callable[[], Any] = ...,
+        of_objects: bool = False,
     ) -> None: ...
     def add(self, ring: Ring, rank: int, global_rank: int, /) -> None: ...
 
@@ -179,14 +179,20 @@ class ObjectSender:
         ring: Ring,
         tag: int,
         most_bytes: int,
-        dumps: Callable[[list[Any]], bytes],
         rest: Callable[[bytes, int], Any],
         is_async: bool,
     ) -> None: ...
 
 def poll_any(works: list[Any], /) -> int: ...
-def configure(array: Any, is_ours: Callable[[str], bool], integer: type, /) -> None: ...
-def configure_objects(dtype_of: Callable[[int], Any], /) -> None: ...
+def configure(array: Any, is_ours: Callable[[str], bool], integer: type, empty: Callable[..., Any], /) -> None: ...
+def configure_objects(
+    dtype_of: Callable[[int], Any],
+    dumps: Callable[[Any, int], bytes],
+    protocol: int,
+    loads: Callable[[bytes], Any],
+    unpickle: Callable[[bytes, str, Exception], Any],
+    /,
+) -> None: ...
 def handles(
     work: type,
     planned: type,
@@ -195,6 +201,7 @@ def handles(
     announced: type,
     done: type,
     wait: Callable[..., bool],
+    result: Callable[..., list[Any]],
     most_deferred: int,
     long_bytes: int,
 ) -> None: ...

@@ -263,7 +263,6 @@ typedef struct {
     enum { ARRAYS, OBJECT_LISTS, PROBES, IPROBES } what;
     int64_t tag;              /* of probes and objects; negative for any */
     PyObject *info, *dtypes;  /* of a probe: the type of what it returns, and the dtypes by their names */
-    PyObject *unpickle, *new; /* of objects: called with a pickle and the prefix of errors; makes the value of a work */
     Py_ssize_t num_bytes;     /* of objects: the size of the last pickle */
 } Inbox;
 
@@ -292,13 +291,14 @@ typedef struct {
     Ring *ring;
     int64_t tag;
     Py_ssize_t most_bytes; /* that are buffered; with more, a sync call waits until they are taken */
-    PyObject *dumps, *rest; /* pickles a list; sends a pickle of so many objects that this does not */
+    PyObject *rest; /* sends a pickle of so many objects that this does not */
     char is_async;
 } ObjectSender;
 
 extern PyTypeObject *object_sender_type;
-/* The pickle of a list, a new reference; NULL without an error if Python has to raise it. */
-PyObject *objects_dump(ObjectSender *sender, PyObject *list);
+/* The pickle of a list, a new reference; NULL without an error if Python has to raise it. And the list of a pickle. */
+PyObject *objects_dump(PyObject *list);
+PyObject *objects_load(PyObject *pickle, PyObject *prefix);
 /* The facts of a list of objects, of which `facts` may have another number or size; a new reference. */
 PyObject *objects_facts(PyObject *facts, Py_ssize_t number, Py_ssize_t num_bytes);
 extern PyMethodDef object_functions[];

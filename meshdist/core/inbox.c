@@ -132,13 +132,13 @@ PyObject *inbox_info(Inbox *self, const Header *header, PyObject *rank)
 
 static PyObject *inbox_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"num_senders", "info", "dtypes", "tag", "waits", "unpickle", "new", NULL};
+    static char *names[] = {"num_senders", "info", "dtypes", "tag", "waits", "of_objects", NULL};
     Py_ssize_t num_senders;
-    PyObject *info = NULL, *dtypes = NULL, *unpickle = NULL, *new = NULL;
+    PyObject *info = NULL, *dtypes = NULL;
     long long tag = -1;
-    int waits = 1;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "n|$O!OLpOO", names, &num_senders, &PyType_Type, &info, &dtypes, &tag,
-                                     &waits, &unpickle, &new))
+    int waits = 1, of_objects = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "n|$O!OLpp", names, &num_senders, &PyType_Type, &info, &dtypes, &tag,
+                                     &waits, &of_objects))
         return NULL;
     if (info != NULL && (dtypes == NULL || !PyType_IsSubtype((PyTypeObject *)info, &PyTuple_Type))) {
         PyErr_SetString(PyExc_TypeError, "Inbox: info must be a type of tuples, and needs dtypes");
@@ -148,9 +148,8 @@ static PyObject *inbox_new(PyTypeObject *type, PyObject *args, PyObject *keyword
     if (self == NULL)
         return NULL;
     self->num_senders = num_senders, self->tag = tag;
-    self->what = info != NULL ? (waits ? PROBES : IPROBES) : unpickle != NULL ? OBJECT_LISTS : ARRAYS;
+    self->what = info != NULL ? (waits ? PROBES : IPROBES) : of_objects ? OBJECT_LISTS : ARRAYS;
     self->info = Py_XNewRef(info), self->dtypes = Py_XNewRef(dtypes);
-    self->unpickle = Py_XNewRef(unpickle), self->new = Py_XNewRef(new);
     self->asked_ns = now_ns();
     if ((self->channels = PyMem_Calloc(num_senders + 1, sizeof *self->channels)) == NULL) {
         Py_DECREF(self);
@@ -189,8 +188,6 @@ static int inbox_traverse(Inbox *self, visitproc visit, void *arg)
         Py_VISIT(self->channels[i].ring);
     Py_VISIT(self->info);
     Py_VISIT(self->dtypes);
-    Py_VISIT(self->unpickle);
-    Py_VISIT(self->new);
     return 0;
 }
 
@@ -206,8 +203,6 @@ static void inbox_dealloc(Inbox *self)
     PyMem_Free(self->channels);
     Py_XDECREF(self->info);
     Py_XDECREF(self->dtypes);
-    Py_XDECREF(self->unpickle);
-    Py_XDECREF(self->new);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -226,10 +221,10 @@ static PyGetSetDef properties[] = {
 static PyType_Slot slots[] = {
     {Py_tp_new, inbox_new}, {Py_tp_dealloc, inbox_dealloc}, {Py_tp_traverse, inbox_traverse},
     {Py_tp_methods, methods}, {Py_tp_getset, properties},
-    {Py_tp_doc, "Inbox(num_senders, *, info, dtypes, tag=-1, waits=True, unpickle, new): messages from any rank. With "
+    {Py_tp_doc, "Inbox(num_senders, *, info, dtypes, tag=-1, waits=True, of_objects=False): messages from any rank. With "
                 "`info`, a probe for those of a tag, any if it is negative, which waits or not; its result is an `info` of "
                 "source, tag, bytes, what `dtypes` has for the name of the dtype, and number of objects. With "
-                "`unpickle(pickle, prefix)`, lists of objects, of which `new()` makes the value of a work; else arrays of one kind."},
+                "`of_objects`, lists of objects; else arrays of one kind."},
     {0, NULL},
 };
 

@@ -653,7 +653,7 @@ static PyObject *message_result(const Memo *memo, Found *found, PyObject *recv, 
     if (inbox->info != NULL)
         return inbox_info(inbox, &found->header, rank);
     if (found->pickle != NULL) {
-        PyObject *objects = PyObject_CallFunctionObjArgs(inbox->unpickle, found->pickle, memo->prefix, NULL);
+        PyObject *objects = objects_load(found->pickle, memo->prefix);
         int set = objects == NULL ? -1 : PyList_SetSlice(recv, 0, PyList_GET_SIZE(recv), objects);
         Py_XDECREF(objects);
         if (set < 0)
@@ -704,7 +704,7 @@ static PyObject *run_objects(Memo *memo, PyObject *list)
     uint64_t number;
     PyObject *record = NULL, *facts = NULL, *result = NULL;
     memo->num_users++;
-    PyObject *pickle = objects_dump(sender, list);
+    PyObject *pickle = objects_dump(list);
     Py_ssize_t count = PyList_GET_SIZE(list), num_bytes = pickle == NULL ? 0 : PyBytes_GET_SIZE(pickle);
     bool waits = !sender->is_async && num_bytes > sender->most_bytes;
     bool goes = pickle != NULL && calls->changes == changes && calls->is_open;

@@ -5,12 +5,17 @@
 
 PyTypeObject *object_sender_type;
 
-/* Returns the dtype that stands for a list of so many objects; set by `configure_objects`. */
-static PyObject *dtype_of;
+/* What returns the dtype that stands for a list of so many objects; pickle.dumps and its protocol; pickle.loads, and what
+   raises the error where that fails. Set by `configure_objects`. */
+static PyObject *dtype_of, *dumps, *protocol, *loads, *unpickle;
 
-PyObject *objects_dump(ObjectSender *self, PyObject *list)
+/* The dtypes of short lists. */
+enum { NUM_DTYPES = 16 };
+static PyObject *dtypes[NUM_DTYPES];
+
+PyObject *objects_dump(PyObject *list)
 {
-    PyObject *pickle = PyObject_CallOneArg(self->dumps, list);
+    PyObject *pickle = PyObject_CallFunctionObjArgs(dumps, list, protocol, NULL);
     if (pickle == NULL && PyErr_ExceptionMatches(PyExc_Exception))
         PyErr_Clear(); /* Python says which object cannot be pickled */
     else if (pickle != NULL && !PyBytes_CheckExact(pickle))
@@ -18,11 +23,36 @@ PyObject *objects_dump(ObjectSender *self, PyObject *list)
     return pickle;
 }
 
+PyObject *objects_load(PyObject *pickle, PyObject *prefix)
+{
+    PyObject *objects = PyObject_CallOneArg(loads, pickle);
+    if (objects == NULL) {
+        PyObject *type, *error, *trace;
+        PyErr_Fetch(&type, &error, &trace);
+        PyErr_NormalizeException(&type, &error, &trace);
+        PyException_SetTraceback(error, trace == NULL ? Py_None : trace); /* without frames of importlib */
+        objects = PyObject_CallFunctionObjArgs(unpickle, pickle, prefix, error, NULL);
+        Py_XDECREF(type);
+        Py_XDECREF(error);
+        Py_XDECREF(trace);
+    }
+    return objects;
+}
+
+static PyObject *dtype_of_list(Py_ssize_t number)
+{
+    if (number < NUM_DTYPES && dtypes[number] != NULL)
+        return Py_NewRef(dtypes[number]);
+    PyObject *count = PyLong_FromSsize_t(number), *dtype = count == NULL ? NULL : PyObject_CallOneArg(dtype_of, count);
+    Py_XDECREF(count);
+    if (dtype != NULL && number < NUM_DTYPES)
+        Py_XSETREF(dtypes[number], Py_NewRef(dtype));
+    return dtype;
+}
+
 PyObject *objects_facts(PyObject *facts, Py_ssize_t number, Py_ssize_t num_bytes)
 {
-    PyObject *count = PyLong_FromSsize_t(number), *last = PyTuple_GET_ITEM(facts, SHAPE);
-    PyObject *dtype = count == NULL ? NULL : PyObject_CallOneArg(dtype_of, count);
-    Py_XDECREF(count);
+    PyObject *dtype = dtype_of_list(number), *last = PyTuple_GET_ITEM(facts, SHAPE);
     if (dtype == PyTuple_GET_ITEM(facts, DTYPE) && PyTuple_GET_SIZE(last) == 1
         && PyLong_AsSsize_t(PyTuple_GET_ITEM(last, 0)) == num_bytes) {
         Py_DECREF(dtype);
@@ -42,17 +72,17 @@ PyObject *objects_facts(PyObject *facts, Py_ssize_t number, Py_ssize_t num_bytes
 
 static PyObject *sender_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    PyObject *ring, *dumps, *rest;
+    PyObject *ring, *rest;
     long long tag;
     Py_ssize_t most_bytes;
     int is_async;
-    if (!PyArg_ParseTuple(args, "O!LnOOp", ring_type, &ring, &tag, &most_bytes, &dumps, &rest, &is_async))
+    if (!PyArg_ParseTuple(args, "O!LnOp", ring_type, &ring, &tag, &most_bytes, &rest, &is_async))
         return NULL;
     ObjectSender *self = (ObjectSender *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     self->ring = (Ring *)Py_NewRef(ring), self->tag = tag, self->most_bytes = most_bytes;
-    self->dumps = Py_NewRef(dumps), self->rest = Py_NewRef(rest), self->is_async = (char)is_async;
+    self->rest = Py_NewRef(rest), self->is_async = (char)is_async;
     return (PyObject *)self;
 }
 
@@ -60,7 +90,6 @@ static int sender_traverse(ObjectSender *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->ring);
-    Py_VISIT(self->dumps);
     Py_VISIT(self->rest);
     return 0;
 }
@@ -70,26 +99,34 @@ static void sender_dealloc(ObjectSender *self)
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     Py_XDECREF(self->ring);
-    Py_XDECREF(self->dumps);
     Py_XDECREF(self->rest);
     type->tp_free(self);
     Py_DECREF(type);
 }
 
-static PyObject *configure_objects(PyObject *module, PyObject *function)
+static PyObject *configure_objects(PyObject *module, PyObject *args)
 {
-    Py_XSETREF(dtype_of, Py_NewRef(function));
+    PyObject **kept[] = {&dtype_of, &dumps, &protocol, &loads, &unpickle};
+    enum { NUM_KEPT = sizeof kept / sizeof *kept };
+    PyObject *given[NUM_KEPT];
+    if (!PyArg_ParseTuple(args, "OOOOO", &given[0], &given[1], &given[2], &given[3], &given[4]))
+        return NULL;
+    for (int i = 0; i < NUM_KEPT; i++)
+        Py_XSETREF(*kept[i], Py_NewRef(given[i]));
     Py_RETURN_NONE;
 }
 
 PyMethodDef object_functions[] = {
-    {"configure_objects", configure_objects, METH_O, "Set what returns the dtype that stands for a list of objects."},
+    {"configure_objects", configure_objects, METH_VARARGS,
+     "configure_objects(dtype_of, dumps, protocol, loads, unpickle): what returns the dtype that stands for a list of so "
+     "many objects; pickle.dumps, with its protocol, and loads; `unpickle(pickle, prefix, error)` raises the error where "
+     "that fails."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot slots[] = {
     {Py_tp_new, sender_new}, {Py_tp_dealloc, sender_dealloc}, {Py_tp_traverse, sender_traverse},
-    {Py_tp_doc, "ObjectSender(ring, tag, most_bytes, dumps, rest, is_async): sends lists of objects of a tag. Sync, "
+    {Py_tp_doc, "ObjectSender(ring, tag, most_bytes, rest, is_async): sends lists of objects of a tag. Sync, "
                 "it waits until a pickle of more bytes is taken; `rest(pickle, number)` sends one that has no room."},
     {0, NULL},
 };

@@ -15,9 +15,9 @@ PyTypeObject *handle_type;
    `DeferredReceives` has them. */
 static Py_ssize_t most_deferred, long_bytes;
 /* `Work`, and its classes of known calls, of receives of arrays and of objects, of sends that are announced, and of
-   those that are done; and `Work.wait`. */
+   those that are done; `Work.wait`, and `ObjectsWork.result`. */
 static PyTypeObject *work_type, *planned_type, *deferred_type, *objects_type, *announced_type, *done_type;
-static PyObject *wait_in_python;
+static PyObject *wait_in_python, *result_in_python;
 
 /* How many calls to carry out between two looks for signals. */
 enum { CALLS_AT_ONCE = 64 };
@@ -122,15 +122,13 @@ static Py_ssize_t bytes_of(PyObject *run)
 PyObject *defer_receive(Calls *calls, PyObject *run, PyObject *kind, PyObject *prefix, PyObject *received,
                         PyObject *record, long source)
 {
-    Inbox *inbox = Py_TYPE(run) == inbox_type ? (Inbox *)run : NULL;
-    bool of_objects = inbox != NULL && inbox->what == OBJECT_LISTS;
-    PyObject *value = of_objects ? PyObject_CallNoArgs(inbox->new) : Py_NewRef(received);
-    Handle *self = value == NULL ? NULL
-                                 : new_call(of_objects ? objects_type : deferred_type, calls, run, kind, prefix, Py_None,
-                                            value, record, calls->deferral);
-    Py_XDECREF(value);
+    bool of_objects = Py_TYPE(run) == inbox_type && ((Inbox *)run)->what == OBJECT_LISTS;
+    Handle *self = new_call(of_objects ? objects_type : deferred_type, calls, run, kind, prefix, Py_None, received, record,
+                            calls->deferral);
     if (self == NULL)
         return NULL;
+    if (of_objects) /* there is no array, but the result is not to be forgotten */
+        Py_XSETREF(self->forgotten, Py_XNewRef(calls->forgotten));
     self->source = source;
     if (append(calls->deferred, (PyObject *)self) < 0)
         Py_CLEAR(self);
@@ -287,11 +285,8 @@ static int note_found(Handle *self, const Inbox *inbox, const Found *found)
     self->source = PyLong_AsLong(inbox->channels[found->channel].global_rank);
     if (found->pickle == NULL)
         return 1;
-    PyObject *taken = PyObject_CallMethod(self->value, "take", "O", found->pickle);
-    PyObject *facts = taken == NULL ? NULL
-                                    : objects_facts(PyList_GET_ITEM(self->record, FACTS), found->number,
-                                                    PyBytes_GET_SIZE(found->pickle));
-    Py_XDECREF(taken);
+    Py_SETREF(self->value, Py_NewRef(found->pickle));
+    PyObject *facts = objects_facts(PyList_GET_ITEM(self->record, FACTS), found->number, PyBytes_GET_SIZE(found->pickle));
     return facts == NULL || PyList_SetItem(self->record, FACTS, facts) < 0 ? -1 : 1;
 }
 
@@ -436,6 +431,25 @@ static PyObject *handle_wait(Handle *self, PyObject *const *args, Py_ssize_t num
     }
     memcpy(waits + 1, args, size * sizeof *args);
     return PyObject_Vectorcall(wait_in_python, waits, num_args + 1, kwnames);
+}
+
+/* The list that has been received; the same one every time. */
+static PyObject *handle_objects(Handle *self, PyObject *unused)
+{
+    PyObject *done = handle_wait(self, NULL, 0, NULL);
+    if (done == NULL)
+        return NULL;
+    Py_DECREF(done);
+    if (!PyBytes_CheckExact(self->value)) /* it is the list, or Python has received it */
+        return PyList_CheckExact(self->value) ? Py_NewRef(self->value)
+                                              : PyObject_CallOneArg(result_in_python, (PyObject *)self);
+    PyObject *pickle = Py_NewRef(self->value), *objects = objects_load(pickle, self->prefix);
+    if (objects != NULL && self->value == pickle)
+        Py_SETREF(self->value, Py_NewRef(objects));
+    else if (objects != NULL) /* another thread was faster */
+        Py_SETREF(objects, Py_NewRef(self->value));
+    Py_DECREF(pickle);
+    return objects;
 }
 
 /* Whether a call is done; a receive that is deferred takes its message, if that has come, and an announced send ends when
@@ -609,10 +623,10 @@ static PyObject *handles(PyObject *module, PyObject *args)
     PyTypeObject **kept[] = {&work_type, &planned_type, &deferred_type, &objects_type, &announced_type, &done_type};
     enum { NUM_TYPES = sizeof kept / sizeof *kept };
     PyTypeObject *types[NUM_TYPES];
-    PyObject *wait;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!Onn", &PyType_Type, &types[0], &PyType_Type, &types[1], &PyType_Type,
+    PyObject *wait, *result;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!OOnn", &PyType_Type, &types[0], &PyType_Type, &types[1], &PyType_Type,
                           &types[2], &PyType_Type, &types[3], &PyType_Type, &types[4], &PyType_Type, &types[5], &wait,
-                          &most_deferred, &long_bytes))
+                          &result, &most_deferred, &long_bytes))
         return NULL;
     for (int i = 0; i < NUM_TYPES; i++)
         if (!PyType_IsSubtype(types[i], handle_type)) {
@@ -622,6 +636,7 @@ static PyObject *handles(PyObject *module, PyObject *args)
     for (int i = 0; i < NUM_TYPES; i++)
         Py_XSETREF(*kept[i], (PyTypeObject *)Py_NewRef(types[i]));
     Py_XSETREF(wait_in_python, Py_NewRef(wait));
+    Py_XSETREF(result_in_python, Py_NewRef(result));
     Py_RETURN_NONE;
 }
 
@@ -630,15 +645,17 @@ PyMethodDef work_functions[] = {
                                    "its index, or -1, as if there is none or something else. Receives that are deferred "
                                    "take their messages."},
     {"handles", handles, METH_VARARGS,
-     "handles(work, planned, deferred, objects, announced, done, wait, most_deferred, long_bytes): the class of all "
-     "works, those of the works that are made here, `Work.wait`, how many receives may be deferred, and from how many "
-     "bytes on `watch` is to know."},
+     "handles(work, planned, deferred, objects, announced, done, wait, result, most_deferred, long_bytes): the class of all "
+     "works, those of the works that are made here, `Work.wait`, `ObjectsWork.result`, how many receives may be deferred, "
+     "and from how many bytes on `watch` is to know."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyMethodDef methods[] = {
     {"_wait", (PyCFunction)(void (*)(void))handle_wait, METH_FASTCALL | METH_KEYWORDS,
      "wait(timeout=None)\n--\n\nBlock until the call is done and return True; see Work.wait."},
+    {"_objects", (PyCFunction)handle_objects, METH_NOARGS,
+     "result()\n--\n\nBlock until the objects have come and return their list; see ObjectsWork."},
     {"job", (PyCFunction)handle_job, METH_NOARGS, "Return the Job of a known call, which Python carries out."},
     {"_release", (PyCFunction)handle_release, METH_NOARGS, "Let go of what carries out the call."},
     {NULL, NULL, 0, NULL},

@@ -7,7 +7,6 @@ core, or over another transport, a list of objects is sent and received like the
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from meshdist.backends.p2p.eager_messages import DEFAULT_EAGER_BYTES, dtype_name
 from meshdist.collectives.probe import MessageInfo
 from meshdist.groups.unposted_messages import Facts, PersistentRequest
 from meshdist.runtime.hooks import HookedGroup
-from meshdist.runtime.object_messages import MOST_PADDED, ObjectMessage, pickled_list, unpickle
+from meshdist.runtime.object_messages import MOST_PADDED, ObjectMessage
 from meshdist.runtime.plan_cache import remember
 from meshdist.runtime.waiting import Found
 
@@ -102,7 +101,7 @@ class KnownMessages:
             self._keep(facts, message.array, fast)
         else:
             most_bytes = min(eager_bytes(), DEFAULT_EAGER_BYTES)
-            sender = core.ObjectSender(ring, tag, most_bytes, pickled_list, rest, of.startswith("isend"))
+            sender = core.ObjectSender(ring, tag, most_bytes, rest, of.startswith("isend"))
             self._note(sender, of, facts, message.given, None)
 
     def objects_like(self, of: str, tensor: Any, peer: int | None, tag: Any) -> PersistentRequest | None:
@@ -128,8 +127,7 @@ class KnownMessages:
         if inbox is None:
             size = self._num_senders(src)
             if array is _NOTHING:
-                new = partial(ObjectMessage.to_receive, None)
-                inbox = core.Inbox(size, tag=tag, unpickle=unpickle, new=new)
+                inbox = core.Inbox(size, tag=tag, of_objects=True)
             else:
                 inbox = core.Inbox(size)
             remember(self._inboxes, _key(facts), inbox)

@@ -7,6 +7,7 @@ sender's array.
 from __future__ import annotations
 
 import math
+import pickle
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -24,7 +25,7 @@ from meshdist.backends.base import FastPath
 from meshdist.errors import DistError
 from meshdist.runtime.flight_recorder import CREATED, Record, clock
 from meshdist.runtime.handover import hand_over
-from meshdist.runtime.object_messages import ObjectMessage, ObjectsWork
+from meshdist.runtime.object_messages import ObjectMessage, ObjectsWork, unpickle
 from meshdist.runtime.progress import NAP_S, Job, JobQueue, Progress
 from meshdist.runtime.waiting import Waitable, WithoutBell, Wrapped
 from meshdist.runtime.work import PlannedWork, ReceiptWork, Work
@@ -190,6 +191,9 @@ class DeferredObjects(UnpostedWork, ObjectsWork):
     """
 
     __slots__ = ("room",)
+
+    if core.module is not None:
+        result = core.Handle._objects
 
     def __init__(
         self, error_prefix: str, message: ObjectMessage, room: Array, request: PersistentRequest, record: Record
@@ -394,7 +398,9 @@ class AnnouncedSends(Unposted):
 
 
 if core.module is not None:
-    core.module.configure_objects(lru_cache(dtype_of_objects))
+    core.module.configure_objects(
+        lru_cache(dtype_of_objects), pickle.dumps, pickle.HIGHEST_PROTOCOL, pickle.loads, unpickle
+    )
     core.module.handles(
         Work,
         PlannedWork,
@@ -403,6 +409,7 @@ if core.module is not None:
         AnnouncedWork,
         PlannedWork,
         Work.wait,
+        ObjectsWork.result,
         DeferredReceives.MOST,
         DeferredReceives.LONG_BYTES,
     )

@@ -17,13 +17,17 @@ from meshdist.runtime.work import Future, ReceiptWork
 _LEAST_PADDED, MOST_PADDED = 256, 4 << 10
 
 
-def unpickle(data: Any, error_prefix: str) -> Any:
+def unpickle(data: Any, error_prefix: str, failed: Exception | None = None) -> Any:
     """Return the object that another rank has pickled, from bytes or an array of them.
+
+    The core has tried where `failed` is given.
 
     Raises:
         DistError: It cannot be unpickled on this rank; says why.
     """
     try:
+        if failed is not None:
+            raise failed
         return pickle.loads(data)
     except MemoryError as error:
         raise MemoryError(f"{error_prefix}: no memory is left to unpickle an object") from error
@@ -122,6 +126,8 @@ class ObjectsWork(ReceiptWork):
 
     @property
     def message(self) -> ObjectMessage:
+        if self._value is None:  # of a work that the core has made
+            self._value = ObjectMessage.to_receive(None)
         message: ObjectMessage = self._value
         return message
 
