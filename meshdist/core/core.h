@@ -332,8 +332,8 @@ typedef struct {
 extern PyTypeObject *function_type, *calls_type, *try_lock_type;
 /* Have Python raise the error that is set as that of a call with this record, None if it has none. */
 void call_failed(Calls *calls, PyObject *prefix, PyObject *record);
-/* Record a message, and that it is done. Return 1, or -1 with an error set. */
-int record_message(Calls *calls, PyObject *facts, PyObject **record);
+/* Record a message, which is done or will be, and then that it is. Return 1, or -1 with an error set. */
+int record_message(Calls *calls, PyObject *facts, bool is_done, PyObject **record);
 int record_done(PyObject *record);
 
 /* ---- exchange.c: several messages as one call; see `groups.message_exchanges` */

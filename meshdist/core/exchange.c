@@ -89,8 +89,7 @@ static int move_all(Exchange *self, PyObject *sends, PyObject *receives, Sent *s
         if ((status = move_one(self, done, sends, receives, sent)) <= 0)
             break;
         Py_CLEAR(*record);
-        if ((status = record_message(self->calls, self->legs[done].facts, record)) < 0
-            || (status = record_done(*record)) < 0)
+        if ((status = record_message(self->calls, self->legs[done].facts, true, record)) < 0)
             break;
     }
     return status < 0 ? -1 : done;

@@ -512,8 +512,11 @@ static PyObject *place_of_user(int *instruction)
     return code;
 }
 
+/* How far a call is when it is recorded. */
+typedef enum { CREATED_ONLY, HAS_STARTED, IS_DONE } Progress;
+
 /* Put a record of a call into the flight recorder, as `submit` does; a new reference. */
-static PyObject *begin_record(Calls *calls, PyObject *facts, unsigned long long number, bool starts, PyObject *code,
+static PyObject *begin_record(Calls *calls, PyObject *facts, unsigned long long number, Progress progress, PyObject *code,
                               int instruction)
 {
     PyObject *record = PyList_New(7), *now = PyLong_FromLongLong(now_ns());
@@ -525,8 +528,8 @@ static PyObject *begin_record(Calls *calls, PyObject *facts, unsigned long long 
     PyList_SET_ITEM(record, 0, Py_NewRef(facts));
     PyList_SET_ITEM(record, 1, PyLong_FromUnsignedLongLong(number));
     PyList_SET_ITEM(record, 2, now);
-    PyList_SET_ITEM(record, STARTED, starts ? Py_NewRef(now) : PyLong_FromLong(0));
-    PyList_SET_ITEM(record, COMPLETED, PyLong_FromLong(0));
+    PyList_SET_ITEM(record, STARTED, progress >= HAS_STARTED ? Py_NewRef(now) : PyLong_FromLong(0));
+    PyList_SET_ITEM(record, COMPLETED, progress == IS_DONE ? Py_NewRef(now) : PyLong_FromLong(0));
     PyList_SET_ITEM(record, 5, Py_NewRef(code));
     PyList_SET_ITEM(record, 6, PyLong_FromLong(instruction));
     PyObject *kept = PyObject_CallOneArg(calls->keep, record);
@@ -550,12 +553,12 @@ void call_failed(Calls *calls, PyObject *prefix, PyObject *record)
     Py_XDECREF(trace);
 }
 
-int record_message(Calls *calls, PyObject *facts, PyObject **record)
+int record_message(Calls *calls, PyObject *facts, bool is_done, PyObject **record)
 {
     int instruction;
     PyObject *code = place_of_user(&instruction);
     if (code != NULL)
-        *record = begin_record(calls, facts, ++calls->num_messages, true, code, instruction);
+        *record = begin_record(calls, facts, ++calls->num_messages, is_done ? IS_DONE : HAS_STARTED, code, instruction);
     Py_XDECREF(code);
     return *record == NULL ? -1 : 1;
 }
@@ -600,11 +603,12 @@ static int run_message(const Memo *memo, bool sends, Array *array, PyObject *cod
     if (status > 0 && !sends)
         unpack(array, moved);
     if (status > 0)
-        *record = begin_record(memo->calls, memo->facts, ++memo->calls->num_messages, true, code, instruction);
+        *record = begin_record(memo->calls, memo->facts, ++memo->calls->num_messages, status == 2 ? HAS_STARTED : IS_DONE,
+                               code, instruction);
     if (status > 0 && *record == NULL)
         status = -1;
-    if (status == 2)
-        status = ring_rest((Ring *)memo->run, (PyObject *)moved, number, memo->prefix);
+    if (status == 2 && (status = ring_rest((Ring *)memo->run, (PyObject *)moved, number, memo->prefix)) > 0)
+        status = record_done(*record);
     Py_DECREF(moved);
     return status;
 }
@@ -620,7 +624,7 @@ static int run_announced(const Memo *memo, Array *array, PyObject *code, int ins
     Array *sent = packed(array);
     int status = sent == NULL ? -1 : ring_announce((Ring *)memo->run, sent->data, &number);
     if (status > 0) {
-        *record = begin_record(calls, memo->facts, ++calls->num_messages, true, code, instruction);
+        *record = begin_record(calls, memo->facts, ++calls->num_messages, HAS_STARTED, code, instruction);
         if (*record != NULL)
             *work = announced_send(calls, memo->run, memo->kind, memo->prefix, (PyObject *)sent, *record, number);
         if (*work != NULL && sent != array) /* the user may change the array at once */
@@ -634,14 +638,14 @@ static int run_announced(const Memo *memo, Array *array, PyObject *code, int ins
 static int run_call(const Memo *memo, const Buffers *sent, const Buffers *received, PyObject *send, PyObject *recv,
                     PyObject *code, int instruction, PyObject **record)
 {
-    *record = begin_record(memo->calls, memo->facts, ++memo->calls->num_calls, true, code, instruction);
+    *record = begin_record(memo->calls, memo->facts, ++memo->calls->num_calls, HAS_STARTED, code, instruction);
     if (*record == NULL)
         return -1;
     if (Py_TYPE(memo->run) == step_type)
-        return step_run((Step *)memo->run, sent->data, received->data) < 0 ? -1 : 1;
+        return step_run((Step *)memo->run, sent->data, received->data) < 0 ? -1 : record_done(*record);
     PyObject *ran = PyObject_CallFunctionObjArgs(memo->run, send, recv, NULL);
     Py_XDECREF(ran);
-    return ran == NULL ? -1 : 1;
+    return ran == NULL ? -1 : record_done(*record);
 }
 
 /* What a message received, or found by a probe, returns; objects that have come replace those of a list. */
@@ -676,7 +680,7 @@ static PyObject *run_inbox(Memo *memo, PyObject *recv, bool is_bound)
     if (status == 1 && memo->facts != Py_None) {
         facts = found.pickle == NULL ? Py_NewRef(memo->facts)
                                      : objects_facts(memo->facts, found.number, PyBytes_GET_SIZE(found.pickle));
-        status = facts == NULL || record_message(memo->calls, facts, &record) < 0 ? -1 : record_done(record);
+        status = facts == NULL ? -1 : record_message(memo->calls, facts, true, &record);
         if (facts != NULL) /* the next message may be like this one */
             Py_SETREF(memo->facts, Py_NewRef(facts));
     }
@@ -711,12 +715,12 @@ static PyObject *run_objects(Memo *memo, PyObject *list)
     int status = goes ? ring_put_objects(sender->ring, sender->tag, count, pickle, waits, &number) : 0;
     if (status > 0) {
         facts = objects_facts(memo->facts, count, num_bytes);
-        int recorded = facts == NULL ? -1 : record_message(calls, facts, &record);
+        bool is_done = status == 1;
+        status = facts == NULL ? -1 : record_message(calls, facts, is_done, &record);
         if (facts != NULL) /* the next message may be like this one */
             Py_SETREF(memo->facts, Py_NewRef(facts));
-        if (recorded > 0 && status == 2)
-            recorded = ring_rest(sender->ring, pickle, number, memo->prefix);
-        status = recorded < 0 ? -1 : record_done(record);
+        if (status > 0 && !is_done && (status = ring_rest(sender->ring, pickle, number, memo->prefix)) > 0)
+            status = record_done(record);
     }
     if (status < 0)
         call_failed(calls, memo->prefix, record == NULL ? Py_None : record);
@@ -751,7 +755,7 @@ static int run_later(const Memo *memo, PyObject *send, PyObject *recv, PyObject 
     Calls *calls = memo->calls;
     bool is_message = Py_TYPE(memo->run) != step_type;
     unsigned long long number = is_message ? ++calls->num_messages : ++calls->num_calls;
-    *record = begin_record(calls, memo->facts, number, is_message, code, instruction);
+    *record = begin_record(calls, memo->facts, number, is_message ? HAS_STARTED : CREATED_ONLY, code, instruction);
     if (*record == NULL)
         return -1;
     *work = is_message ? defer_receive(calls, memo->run, memo->kind, memo->prefix, recv, *record, memo->source)
@@ -793,7 +797,6 @@ static PyObject *run_memo(Function *self, Memo *memo, PyObject *const *args)
                                             &record)
                               : run_call(memo, &sent, &received, send, recv, code, instruction, &record);
     if (status > 0 && result == NULL) {
-        PyList_SetItem(record, COMPLETED, PyLong_FromLongLong(now_ns()));
         result = is_async             ? sent_at_once(memo->prefix)
                  : memo->returned < 0 ? Py_NewRef(memo->result)
                                       : Py_NewRef(args[memo->returned]);

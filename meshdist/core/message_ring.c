@@ -16,7 +16,7 @@ enum { POSTED = 0, UNEXPECTED = 1 };
 enum { READS = 1 };
 /* The name of the dtype of a list of objects begins so, and ends with their number; as in `arrays.host`. */
 #define OBJECTS "objects"
-#define DIGITS "0123456789abcdef"
+static const char digits[] = "0123456789abcdef";
 enum { NAME = sizeof ((Header *)0)->dtype };
 /* Up to here the receiver need not begin before all is written. */
 enum { SHORT = 8 << 10 };
@@ -278,12 +278,23 @@ Py_ssize_t count_objects(const char *dtype)
     if (memcmp(dtype, OBJECTS, sizeof OBJECTS - 1) != 0 || dtype[sizeof OBJECTS - 1] == 0)
         return -1;
     for (size_t i = sizeof OBJECTS - 1; i < NAME && dtype[i] != 0; i++) {
-        const char *digit = strchr(DIGITS, dtype[i]);
+        const char *digit = strchr(digits, dtype[i]);
         if (digit == NULL)
             return -1;
-        count = count * 16 + (digit - DIGITS);
+        count = count * 16 + (digit - digits);
     }
     return count;
+}
+
+/* The other way round, into what is filled with zeros. */
+static void name_objects(char *dtype, Py_ssize_t count)
+{
+    size_t end = sizeof OBJECTS;
+    for (Py_ssize_t rest = count >> 4; rest > 0 && end < NAME; rest >>= 4)
+        end++;
+    memcpy(dtype, OBJECTS, sizeof OBJECTS - 1);
+    for (size_t i = end; i >= sizeof OBJECTS; i--, count >>= 4)
+        dtype[i - 1] = digits[count & 15];
 }
 
 int ring_take_objects(Ring *self, int64_t tag, Py_ssize_t *number, PyObject **pickle)
@@ -307,11 +318,11 @@ int ring_take_objects(Ring *self, int64_t tag, Py_ssize_t *number, PyObject **pi
 
 int ring_put_objects(Ring *self, int64_t tag, Py_ssize_t count, PyObject *pickle, bool waits, uint64_t *number)
 {
-    Header header = {waits ? RTS : EAGER, tag, PyBytes_GET_SIZE(pickle), OBJECTS};
+    Header header = {waits ? RTS : EAGER, tag, PyBytes_GET_SIZE(pickle), {0}};
     int free = is_free(self);
     if (free <= 0)
         return free;
-    snprintf(header.dtype, sizeof header.dtype, OBJECTS "%zx", (size_t)count);
+    name_objects(header.dtype, count);
     if (load(&self->words[self->others_state]) || !has_room(self, length_of(self, header.num_bytes)))
         return 0;
     *number = 0;
