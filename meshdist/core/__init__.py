@@ -31,6 +31,7 @@ class PlainCalls:
     Attributes:
         num_calls, num_messages: How many collectives, and sends and receives, this rank has called.
         is_open: Whether the group has no hooks.
+        words: What the ranks compare in the calls of now besides their arrays; see `CallHooks.comparing`.
         forgotten: How many works were dropped that the user has not asked, and the record of the first, or None.
         note: None: nothing learns what carried a call out.
     """
@@ -40,6 +41,7 @@ class PlainCalls:
     def __init__(self, queue: Any, deferral: Any, announcing: Any, keep: Any, fail: Any, make_job: Any) -> None:
         self.num_calls = self.num_messages = 0
         self.is_open = True
+        self.words = ""
         self.forgotten: list[Any] = [0, None]
 
     def forget(self) -> None:

@@ -17,6 +17,7 @@ class Calls:
     num_calls: int
     num_messages: int
     is_open: bool
+    words: str
     forgotten: list[Any]
     note: Callable[..., None] | None  # run, facts, prefix, send, recv, apart, and kind if the call is async
     def __init__(

@@ -326,6 +326,7 @@ typedef struct {
     PyObject *keep;             /* of the flight recorder */
     PyObject *fail;             /* called with the error, its prefix and the record: raises */
     PyObject *make_job;         /* called with a work that Python is to carry out */
+    PyObject *words;            /* what the ranks compare in the calls of now besides their arrays, a string */
     PyObject *forgotten;        /* how many works were dropped that nobody has asked, and the record of the first */
 } Calls;
 

@@ -51,6 +51,7 @@ typedef struct {
     Calls *calls;
     uint64_t world; /* at the time */
     PyObject *run, *facts, *prefix, *kwnames, *result; /* facts: None of a call that consists of messages */
+    PyObject *words; /* those of its Calls at the time */
     PyObject *kind; /* of an async call, whose result is a new work: its Plan or PersistentRequest; else NULL */
     long source;    /* of a message to receive */
     int send, recv, returned; /* arguments; -1 for none */
@@ -274,6 +275,7 @@ static void memo_free(Memo *memo)
     Py_XDECREF(memo->kwnames);
     Py_XDECREF(memo->result);
     Py_XDECREF(memo->kind);
+    Py_XDECREF(memo->words);
     PyMem_Free(memo);
 }
 
@@ -360,7 +362,7 @@ static void learn(Function *self, Active *told, PyObject *const *args, int num_a
     memo->calls = (Calls *)Py_NewRef(told->calls);
     memo->world = num_worlds;
     memo->run = Py_NewRef(told->run), memo->facts = Py_NewRef(told->facts), memo->prefix = Py_NewRef(told->prefix);
-    memo->kwnames = Py_XNewRef(kwnames);
+    memo->kwnames = Py_XNewRef(kwnames), memo->words = Py_NewRef(told->calls->words);
     memo->result = Py_NewRef(is_source ? result : Py_None);
     memo->apart = told->apart;
     if (told->kind != NULL) {
@@ -404,6 +406,11 @@ static bool comes_next(const Memo *memo)
     return !((Ring *)memo->run)->receives || PyObject_Size(memo->calls->deferred) == 0;
 }
 
+static bool are_equal(PyObject *words, PyObject *others)
+{
+    return words == others || PyUnicode_Compare(words, others) == 0;
+}
+
 static Memo *find(Function *self, PyObject *const *args, int num_args, PyObject *kwnames)
 {
     if (!self->is_bound && has_many_worlds)
@@ -419,7 +426,7 @@ static Memo *find(Function *self, PyObject *const *args, int num_args, PyObject 
         if (arg < num_args)
             continue;
         bool is_current = self->is_bound || memo->world == num_worlds;
-        if (is_current && memo->calls->is_open) {
+        if (is_current && memo->calls->is_open && are_equal(memo->words, memo->calls->words)) {
             self->last = place;
             return memo;
         }
@@ -953,7 +960,7 @@ static PyObject *calls_new(PyTypeObject *type, PyObject *args, PyObject *keyword
     self->announced = PyObject_GetAttrString(announcing, "works");
     self->carrier = (TryLock *)PyObject_GetAttrString(queue, "carrier");
     self->taking = (TryLock *)PyObject_GetAttrString(deferral, "taking");
-    self->forgotten = Py_BuildValue("[iO]", 0, Py_None);
+    self->forgotten = Py_BuildValue("[iO]", 0, Py_None), self->words = PyUnicode_FromString("");
     if (PyErr_Occurred() || Py_TYPE(self->carrier) != try_lock_type || Py_TYPE(self->taking) != try_lock_type) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_TypeError, "Calls: carrier and taking must be of type TryLock");
@@ -1006,6 +1013,7 @@ static int calls_traverse(Calls *self, visitproc visit, void *arg)
     Py_VISIT(self->keep);
     Py_VISIT(self->fail);
     Py_VISIT(self->forgotten);
+    Py_VISIT(self->words);
     return 0;
 }
 
@@ -1024,6 +1032,7 @@ static int calls_clear(Calls *self)
     Py_CLEAR(self->keep);
     Py_CLEAR(self->fail);
     Py_CLEAR(self->forgotten);
+    Py_CLEAR(self->words);
     return 0;
 }
 
@@ -1049,6 +1058,7 @@ static PyMemberDef calls_members[] = {
     {"num_calls", T_ULONGLONG, offsetof(Calls, num_calls), 0, NULL},
     {"num_messages", T_ULONGLONG, offsetof(Calls, num_messages), 0, NULL},
     {"is_open", T_BOOL, offsetof(Calls, is_open), 0, NULL},
+    {"words", T_OBJECT, offsetof(Calls, words), 0, NULL},
     {"forgotten", T_OBJECT, offsetof(Calls, forgotten), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };

@@ -345,12 +345,12 @@ class ProcessGroup(CollectiveMethods, Membership):
         error_prefix = self.error_prefix(collective.name)
         backend = self.usable_backend(error_prefix, send, recv)
         if backend.device_calls is not None:
-            modes = (async_op, splits, timeout_s, self._shape_rule, self.hooks.words)
+            modes = (async_op, splits, timeout_s, self._shape_rule, self.calls.words)
             return backend.device_calls.submit(Request(self, error_prefix, collective, send, recv, op, root, *modes))
         arrays = self.named(error_prefix, PassedArrays, collective, send, recv)
         reduce_op = None if op is None else self.named(error_prefix, as_reduce_op, op)
         sends, recvs = arrays.in_native_order()
-        rest = (reduce_op, root, splits, self._shape_rule, self.hooks.words)
+        rest = (reduce_op, root, splits, self._shape_rule, self.calls.words)
         call = Call(collective, error_prefix, self._rank, len(self.ranks), sends, recvs, *rest)
         writes = collective.writes(call)
         if writes:
@@ -486,6 +486,7 @@ class ProcessGroup(CollectiveMethods, Membership):
     def _forget_plans(self) -> None:
         # Replaced, not emptied: an async call that has started keeps its plan in the dict of its time.
         self.plans = {}
+        self.hooks.compared = {}
         self.messages.forget_requests()
         self.calls.forget()
 

@@ -107,8 +107,7 @@ class CallHooks:
     It sets a `submit` on the instance, which hides the method of the class: calls without hooks pay nothing.
 
     Attributes:
-        words: What the ranks compare in the calls of now beside their arrays; empty for nothing.
-        compared: What they have compared so before.
+        compared: The plans of the calls in which the ranks compare words, by these.
     """
 
     def __init__(self, group: HookedGroup) -> None:
@@ -117,26 +116,15 @@ class CallHooks:
         self._observers: tuple[CallObserver, ...] = ()
         self._recorders: tuple[CallRecorder, ...] = ()
         self._message_taker: MessageTaker | None = None
-        self.words = ""
-        self.compared: dict[str, None] = {}
+        self.compared: dict[str, dict[Any, Any]] = {}
 
-    @contextmanager
-    def comparing(self, words: str) -> Iterator[None]:
-        """Let the ranks compare `words` in the calls of the block, which have plans of their own.
-
-        Afterwards the words are in `compared`, on all ranks.
-        """
-        group, kept, own = self._group, self._group.plans, dict[Any, Any]()
-        group.plans, self.words = own, words
-        self._install()
-        try:
-            yield
-            remember(self.compared, words, None)
-        finally:
-            self.words = ""
-            self._install()
-            if group.plans is own:  # the group has not dropped its plans meanwhile, as one that breaks does
-                group.plans = kept
+    def comparing(self, words: str) -> Comparing:
+        """Let the ranks compare `words` in the calls of the block, which have plans of their own for that."""
+        plans = self.compared.get(words)
+        if plans is None:
+            plans = {}
+            remember(self.compared, words, plans)
+        return Comparing(self._group, words, plans)
 
     @contextmanager
     def redirect(self, taker: Callable[..., Any], message_taker: MessageTaker) -> Iterator[None]:
@@ -178,7 +166,7 @@ class CallHooks:
                 group.__dict__["submit"] = self._observed(self._observers)
             for recorder in self._recorders:
                 group.__dict__["submit"] = recorder.around_submit(group, group.submit)
-        group.calls.is_open = "submit" not in group.__dict__ and not self.words
+        group.calls.is_open = "submit" not in group.__dict__
         messages = group.messages
         messages.watch(*self._observers)  # this also removes what was installed before
         for recorder in self._recorders:
@@ -209,6 +197,26 @@ class CallHooks:
             )
 
         return observed
+
+
+class Comparing:
+    """The calls in its block have plans of their own, whose fingerprint has the words that the ranks compare."""
+
+    __slots__ = ("_group", "_kept", "_plans", "_words")
+
+    def __init__(self, group: HookedGroup, words: str, plans: dict[Any, Any]) -> None:
+        self._group, self._words, self._plans = group, words, plans
+
+    def __enter__(self) -> None:
+        group = self._group
+        self._kept = group.plans, group.calls.words
+        group.plans, group.calls.words = self._plans, self._words
+
+    def __exit__(self, *failed: object) -> None:
+        group = self._group
+        plans, group.calls.words = self._kept
+        if group.plans is self._plans:  # the group has not dropped its plans meanwhile, as one that breaks does
+            group.plans = plans
 
 
 def notify_around(observers: tuple[CallObserver, ...], info: CallInfo, make: Callable[[], Any]) -> Any:

@@ -7,11 +7,11 @@ Such an array keeps the layouts that it was computed from as its origin, which i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any, TypeAlias, TypeGuard
 
 from meshdist.groups.process_group import ProcessGroup
+from meshdist.runtime.hooks import Comparing
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.placements import Placement, Shard, placements_text
 
@@ -19,15 +19,11 @@ Origin: TypeAlias = "tuple[str, ...] | None"
 """The layouts, in words, that a pending reduction was computed from; None for an array that is none, or was given."""
 
 _MOST_LAYOUTS = 64  # of an origin: a sum of ever new arrays that is never computed would have more and more
-_NOTHING = nullcontext()
 
 
-def comparing(group: ProcessGroup, words: str) -> AbstractContextManager[None]:
-    """Let the ranks of a group compare `words` in the calls of a block, the first time that these words come.
-
-    All ranks of the group must make the calls, and must have compared the same words before.
-    """
-    return _NOTHING if words in group.hooks.compared else group.hooks.comparing(words)
+def comparing(group: ProcessGroup, words: str) -> Comparing:
+    """Let the ranks of a group compare `words` in the calls of a block, all of which must make them."""
+    return group.hooks.comparing(words)
 
 
 @lru_cache(10_000)

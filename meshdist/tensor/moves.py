@@ -193,7 +193,7 @@ def _programs(redistribution: Redistribution, coordinate: Coordinate) -> tuple[P
 
 
 def _over_group(step: Step, program: GroupProgram) -> Program:
-    """Return what runs a program over the group of its ranks, which compare its layouts the first time.
+    """Return what runs a program over the group of its ranks, which compare its layouts.
 
     Blocks of other layouts may have equal sizes.
     """
@@ -203,10 +203,7 @@ def _over_group(step: Step, program: GroupProgram) -> Program:
 
     def run(local: Any, mesh: DeviceMesh, origin: Origin) -> Any:
         group = group_of(mesh, axes)
-        told = words if origin is None else with_origin(words, origin)
-        if told in group.hooks.compared:  # as below, in less time
-            return program(local, group)
-        with comparing(group, told):
+        with comparing(group, words if origin is None else with_origin(words, origin)):
             return program(local, group)
 
     return run

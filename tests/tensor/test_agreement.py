@@ -130,7 +130,7 @@ def _told(mesh: Any, whole: Any, mine: Any, use: Callable[[Any], Any]) -> str:
 
 
 def _used(case: str) -> tuple[str, Any]:
-    """Return what ranks with different layouts are told, and the results of those that agree, in turns."""
+    """Return what ranks are told whose layouts differ, after all of them have used each of the two, in turns."""
     kind, use = CASES[case]
     whole, *placements = KINDS[kind]
     mesh = _mesh()
@@ -140,7 +140,7 @@ def _used(case: str) -> tuple[str, Any]:
             replicated, _values(use(distribute_tensor(whole, mesh, [placement], None))), strict=True
         ):
             np.testing.assert_allclose(got, wanted, atol=1e-9)
-    return _told(_mesh(), whole, placements[meshdist.get_rank()], use)
+    return _told(mesh, whole, placements[meshdist.get_rank()], use)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -234,7 +234,7 @@ def _mapped() -> str:
     total = local_map(lambda block: block.sum(), {"x": Partial()})
     for placement in [Shard(0), Shard(1)] * 2:
         assert float(total(distribute_tensor(MATRIX, mesh, [placement], None))) == MATRIX.sum()
-    return _told(_mesh(), MATRIX, Shard(meshdist.get_rank()), total)
+    return _told(mesh, MATRIX, Shard(meshdist.get_rank()), total)
 
 
 def test_sums_of_blocks() -> None:
@@ -251,7 +251,7 @@ def _of_gradients() -> str:
     mesh = _mesh()
     for placement in [Shard(0), Shard(1)] * 2:
         assert _values(_gradient(distribute_tensor(MATRIX, mesh, [placement], None))) == [2 * (MATRIX**2).mean()]
-    return _told(_mesh(), MATRIX, Shard(meshdist.get_rank()), _gradient)
+    return _told(mesh, MATRIX, Shard(meshdist.get_rank()), _gradient)
 
 
 def test_gradients() -> None:
