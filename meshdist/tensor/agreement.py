@@ -29,7 +29,7 @@ def comparing(group: ProcessGroup, words: str) -> Comparing:
 @lru_cache(10_000)
 def words_of(operation: str, *layouts: ArrayLayout) -> str:
     """Return the words that ranks compare in a collective of an operation on arrays of these layouts."""
-    return f"in {operation} of {' and '.join(map(_described, layouts))}"
+    return f"in {operation} of {' and '.join(map(described, layouts))}"
 
 
 @lru_cache(10_000)
@@ -38,7 +38,7 @@ def with_origin(words: str, origin: Origin) -> str:
     return words if origin is None else f"{words}, computed from {' and '.join(origin)}"
 
 
-def _described(layout: ArrayLayout) -> str:
+def described(layout: ArrayLayout) -> str:
     """Return a layout in words, without the sizes of blocks that are not equal chunks, and the rows of their dimension.
 
     Those of `x[mask]` and of slices vary from call to call, and ever new words would be compared in every call.
@@ -64,7 +64,7 @@ def _has_sizes(placement: Placement) -> TypeGuard[Shard]:
 @lru_cache(10_000)
 def origin_of(*layouts: ArrayLayout) -> Origin:
     """Return the origin of what is computed from arrays of these layouts: those that are sharded."""
-    return tuple(dict.fromkeys(_described(layout) for layout in layouts if any(layout.cuts))) or None
+    return tuple(dict.fromkeys(described(layout) for layout in layouts if any(layout.cuts))) or None
 
 
 def merged(*origins: Origin) -> Origin:

@@ -72,7 +72,7 @@ def _slid(name: str, a: DTensor, v: DTensor, mode: str, function: Any) -> DTenso
     layout = a.layout if mode == "same" else shortened(a.layout, 0, more)
     (held,) = a.layout.index(coordinate_in(a.mesh))
     rows = layout.local_shape(coordinate_in(a.mesh))[0]
-    block = with_rows_around(a, 0, before, after)
+    block = with_rows_around(name, a, 0, before, after)
     if not rows:
         dtype = function(np.ones(1, a.dtype), np.ones(1, v.dtype)).dtype
         return wrap(array_module(a.mesh).empty((0,), dtype), layout, a.mesh)

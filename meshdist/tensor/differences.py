@@ -18,9 +18,10 @@ from meshdist.tensor.known_calls import localizes
 from meshdist.tensor.operands import as_operand, mesh_of, require, resolved
 
 
-def with_rows_around(x: DTensor, dim: int, before: int, after: int) -> Any:
+def with_rows_around(of: str, x: DTensor, dim: int, before: int, after: int) -> Any:
+    """Return this rank's block with rows before and after it on one dimension, for a function `of` of NumPy."""
     ahead, behind = ([width if other == dim else 0 for other in range(x.ndim)] for width in (before, after))
-    return with_ghosts(x.to_local(), x.layout, x.mesh, ahead, behind, (False,) * x.ndim)
+    return with_ghosts(of, x.to_local(), x.layout, x.mesh, ahead, behind, (False,) * x.ndim)
 
 
 @implements(np.diff)
@@ -45,7 +46,7 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = np._NoValue, append:
         a = resolved(a)
     layout = shortened(a.layout, dim, n)
     rows = layout.local_shape(coordinate_in(a.mesh))[dim]
-    block = np.diff(with_rows_around(a, dim, 0, n), n, dim)
+    block = np.diff(with_rows_around("np.diff", a, dim, 0, n), n, dim)
     return wrap(block[(slice(None),) * dim + (slice(0, rows),)], layout, a.mesh, a._origin)
 
 
@@ -112,7 +113,7 @@ def _spacings(f: DTensor, varargs: tuple[Any, ...], dims: tuple[int, ...]) -> li
 
 
 def _gradient(f: DTensor, dim: int, spacing: Any, edge_order: int) -> DTensor:
-    block = with_rows_around(f, dim, 2, 2)
+    block = with_rows_around("np.gradient", f, dim, 2, 2)
     held = f.layout.index(coordinate_in(f.mesh))[dim]
     first = max(held.start - 2, 0)
     rows = (slice(None),) * dim + (slice(held.start - first, held.stop - first),)
@@ -132,7 +133,7 @@ def _trapezoid(function: Any) -> None:
         """Return the area under lines through points; see `numpy.trapezoid`."""
         y, dim = as_operand("np.trapezoid", y, mesh_of("np.trapezoid", (y, x))), normalized(axis, y.ndim)
         y = resolved(y)
-        layout, block = shortened(y.layout, dim, 1), with_rows_around(y, dim, 0, 1)
+        layout, block = shortened(y.layout, dim, 1), with_rows_around("np.trapezoid", y, dim, 0, 1)
         rows = layout.local_shape(coordinate_in(y.mesh))[dim]
         sums = block[along(dim, slice(1, rows + 1))] + block[along(dim, slice(0, rows))]
         widths: Any = dx

@@ -12,13 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshdist.collectives.send_recv import P2POp, batch_isend_irecv, irecv, isend, recv
+from meshdist.arrays.host import label_of
+from meshdist.groups.message_exchanges import Terms
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.tensor.agreement import described
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 from meshdist.tensor.dispatch import implements, refuse_deferring
 from meshdist.tensor.distribution import array_module, as_block
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
+from meshdist.tensor.index_keys import along
 from meshdist.tensor.moves import group_of
 from meshdist.tensor.operands import resolved
 
@@ -63,7 +66,7 @@ def halo(x: DTensor, width: int | Sequence[int], periodic: bool | Sequence[bool]
     _check_placed("halo", x)
     widths, rings = ghost_widths("halo", x.ndim, width, periodic)
     local = resolved(x).to_local()
-    block = with_ghosts(local, x.layout, x.mesh, widths, widths, rings)
+    block = with_ghosts("halo", local, x.layout, x.mesh, widths, widths, rings)
     return block.copy() if block is local else block
 
 
@@ -109,7 +112,7 @@ def map_overlap(
     widths, rings = ghost_widths("map_overlap", x.ndim, width, periodic)
     layout = x.layout.resolved()
     local = resolved(x).to_local()
-    block = with_ghosts(local, x.layout, x.mesh, widths, widths, rings)
+    block = with_ghosts("map_overlap", local, x.layout, x.mesh, widths, widths, rings)
     if block is local:  # fn may write into its argument, or return it
         block = local.copy()
     result = as_block(fn(block), x.mesh)
@@ -211,6 +214,7 @@ def ghosts_of(sizes: tuple[int, ...], block: int, before: int, after: int, is_ri
 
 
 def with_ghosts(
+    of: str,
     local: Any,
     layout: ArrayLayout,
     mesh: DeviceMesh,
@@ -221,7 +225,7 @@ def with_ghosts(
     """Return this rank's block with rows before and after it on each dimension; `local` itself where there are none.
 
     Dimension follows dimension: the rows that a neighbour gives have its own ghost rows already, which makes the
-    corners.
+    corners. The user called the function `of`.
     """
     coordinate = coordinate_in(mesh)
     for dim, (ahead, behind, is_ring) in enumerate(zip(before, after, rings, strict=True)):
@@ -231,53 +235,64 @@ def with_ghosts(
         at = 0
         for axis in cut.axes:
             at = at * mesh.shape[axis] + coordinate[axis]
-        plan = ghosts_of(cut.sizes, at, ahead, behind, is_ring)
-        if plan.before or plan.after or plan.given:
-            local = _exchanged(local, dim, plan, at, group_of(mesh, cut.axes) if cut.axes else None, mesh)
+        ghosts = ghosts_of(cut.sizes, at, ahead, behind, is_ring)
+        if not (ghosts.before or ghosts.after or ghosts.given):
+            continue
+        widths = tuple(before), tuple(after), tuple(rings)
+        terms = _terms(of, layout, dim, at, widths, local.shape, local.dtype, isinstance(local, np.ndarray))
+        local = _exchanged(of, local, dim, ghosts, at, group_of(mesh, cut.axes) if cut.axes else None, terms, mesh)
     return local
 
 
-def _exchanged(local: Any, dim: int, plan: Ghosts, at: int, group: ProcessGroup | None, mesh: DeviceMesh) -> Any:
-    module = array_module(mesh)
-
-    def part(piece: Piece) -> tuple[slice, ...]:
-        return *[slice(None)] * dim, slice(piece.start, piece.stop)
-
-    others = local.shape[:dim], local.shape[dim + 1 :]
-    is_empty = math.prod(others[0] + others[1]) == 0
-    sent = [(other, module.ascontiguousarray(local[part(piece)])) for other, piece in plan.given if not is_empty]
-    before, after = (
-        [
-            local[part(piece)]
-            if piece.block == at
-            else module.empty((*others[0], piece.stop - piece.start, *others[1]), local.dtype)
-            for piece in pieces
-        ]
-        for pieces in (plan.before, plan.after)
+@lru_cache(maxsize=10_000)
+def _terms(
+    of: str,
+    layout: ArrayLayout,
+    dim: int,
+    at: int,
+    widths: Any,
+    shape: tuple[int, ...],
+    dtype: Any,
+    is_on_cpu: bool,
+) -> Terms:
+    """Return what the ranks must agree on, for each kind of block that exchanges ghost rows."""
+    words = (
+        "all ranks of the mesh must call it with equal arguments and with arrays of one layout; the array of this rank"
+        f" is {described(layout)}"
     )
-    received = [
-        (piece.block, rows)
-        for piece, rows in zip(plan.before + plan.after, before + after, strict=True)
-        if piece.block != at and not is_empty
-    ]
-    if group is not None and (sent or received):
-        _messages(sent, received, group, mesh)
-    return module.concatenate((*before, local, *after), axis=dim) if before or after else local
+    return Terms(words, label_of((), (of, described(layout), dim, widths)) if is_on_cpu else "")
 
 
-def _messages(
-    sent: list[tuple[int, Any]], received: list[tuple[int, Any]], group: ProcessGroup, mesh: DeviceMesh
-) -> None:
-    if mesh.device_type == "cpu":  # a blocking receive needs no other thread
-        works = [isend(rows, group=group, group_dst=other, tag=_TAG) for other, rows in sent]
-        for other, rows in received:
-            recv(rows, group=group, group_src=other, tag=_TAG)
-    else:
-        ops = [P2POp(irecv, rows, group=group, group_peer=other, tag=_TAG) for other, rows in received]
-        ops += [P2POp(isend, rows, group=group, group_peer=other, tag=_TAG) for other, rows in sent]
-        works = batch_isend_irecv(ops)
-    for work in works:
-        work.wait()
+def _exchanged(
+    of: str,
+    local: Any,
+    dim: int,
+    ghosts: Ghosts,
+    at: int,
+    group: ProcessGroup | None,
+    terms: Terms,
+    mesh: DeviceMesh,
+) -> Any:
+    def rows(array: Any, start: int, stop: int) -> Any:
+        return array[along(dim, slice(start, stop))]
+
+    size = local.shape[dim]
+    pieces = (*ghosts.before, Piece(at, 0, size), *ghosts.after)
+    whole = local
+    if len(pieces) > 1:
+        num_rows = sum(piece.stop - piece.start for piece in pieces)
+        whole = array_module(mesh).empty((*local.shape[:dim], num_rows, *local.shape[dim + 1 :]), local.dtype)
+    received, place = [], 0
+    for piece in pieces:
+        room = rows(whole, place, place := place + piece.stop - piece.start)
+        if piece.block != at:
+            received.append((room, piece.block))
+        elif whole is not local:
+            room[...] = rows(local, piece.start, piece.stop)
+    sent = [(rows(local, piece.start, piece.stop), other) for other, piece in ghosts.given]
+    if group is not None and (sent or received) and math.prod(local.shape[:dim] + local.shape[dim + 1 :]):
+        group.messages.exchange(of, received, sent, _TAG, terms)
+    return whole
 
 
 # ---- NumPy's functions

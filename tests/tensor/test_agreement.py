@@ -60,7 +60,6 @@ CASES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "nansum": ("matrix", np.nansum),
     "nanmean": ("matrix", np.nanmean),
     "nanmax": ("matrix", np.nanmax),
-    "trapezoid": ("tall", lambda x: np.trapezoid(x, axis=0) if hasattr(np, "trapezoid") else x.sum(axis=0)),
     "einsum": ("matrix", lambda x: np.einsum("ij,ij->", x, x)),
     "vdot": ("matrix", lambda x: np.vdot(x, x)),
     "tensordot": ("matrix", lambda x: np.tensordot(x, x)),
@@ -103,7 +102,7 @@ CASES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "full": ("matrix", lambda x: x),
 }
 # These compute sums of arrays that they make of theirs.
-OF_OTHERS = ("sum of sums", "cov", "trapezoid", "union1d")
+OF_OTHERS = ("sum of sums", "cov", "union1d")
 BACKENDS = ["threads", pytest.param("gloo", marks=needs_linux)]
 
 

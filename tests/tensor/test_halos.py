@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from array_layouts import values
 from placed_arrays import assert_same, cases, on_meshes, placed
+from worlds import needs_linux
 
 import meshdist
 from meshdist.tensor import PlacementError, Shard, distribute_tensor, halo, map_overlap
 from meshdist.tensor.halos import Piece, ghosts_of
 
+TRAPEZOID = getattr(np, "trapezoid", None) or np.trapz  # by the version of NumPy
 SHAPES = ((7,), (2,), (5, 4), (3, 1, 6), (0, 3), ())
 
 
@@ -125,6 +127,43 @@ def test_gradients(cases):
                 np.gradient(*args, **options)
 
     on_meshes(program)
+
+
+CALLS = {
+    "halo": lambda x: x.halo(1),
+    "map_overlap": lambda x: map_overlap(np.sin, x, 1),
+    "np.diff": lambda x: np.diff(x, 1, x.placements[0].dim),
+    "np.gradient": np.gradient,
+    "np.trapezoid": lambda x: TRAPEZOID(x, axis=x.placements[0].dim),
+}
+
+
+def placed_otherwise(of):
+    """Each rank has another layout of the same blocks' sizes, after all have used both."""
+    mesh = meshdist.DeviceMesh.from_group(meshdist.new_group(), "cpu", mesh_dim_names=("a",))
+    whole, call = np.arange(16.0).reshape(4, 4), CALLS[of]
+    for placement in [Shard(0), Shard(1)] * 3:
+        call(distribute_tensor(whole, mesh, [placement], None))
+
+    def differ():
+        call(distribute_tensor(whole, mesh, [Shard(meshdist.get_rank())], None))
+        mesh.barrier()  # which tells a rank that has only sent
+
+    with pytest.raises(meshdist.DistBackendError) as info:
+        differ()
+    return str(info.value)
+
+
+@pytest.mark.parametrize("backend", ["threads", pytest.param("gloo", marks=needs_linux)])
+@pytest.mark.parametrize("of", CALLS)
+def test_ranks_with_different_layouts_are_told(worlds, backend, of):
+    told = worlds.world(backend, 2).run(placed_otherwise, of)
+    assert any(said.startswith(f"{of} on group") for said in told)
+    assert any(
+        f"all ranks of the mesh must call it with equal arguments and with arrays of one layout; the array of this rank"
+        f" is [Shard({rank})] of (4, 4)" in said
+        for rank, said in enumerate(told)
+    )
 
 
 def test_bad_widths():
