@@ -11,7 +11,7 @@ from meshdist.system.plurals import counted
 
 _MOST_NAMED = 8
 # Fields that older versions do not know; left out where they are empty.
-_NEW = ("from_any", "instead", "num_others", "posted", "sends_to")
+_NEW = ("from_any", "full_buffer", "instead", "num_others", "posted", "sends_to")
 # The source of a receive that any rank may match.
 ANY = -1
 _OBJECT_RECEIPTS = frozenset({"recv_object_list", "irecv_object_list"})
@@ -48,6 +48,7 @@ class BlockedRank:
         from_any: Any of `awaits` ends its wait, and nothing else does.
         num_others: The number of the other calls, if it waits for any of several.
         instead: The messages that have come, of which it awaits none; empty if none has.
+        full_buffer: Which buffer has no room for its message; empty if it does not wait for room.
     """
 
     rank: int
@@ -66,6 +67,7 @@ class BlockedRank:
     from_any: bool = False
     num_others: int = 0
     instead: str = ""
+    full_buffer: str = ""
 
     def may_end(self, other: BlockedRank) -> bool:
         """Return whether the wait of `other` may end by what this rank does while it waits."""
@@ -199,7 +201,7 @@ def _describe_waits(blocked: list[BlockedRank], awaited: list[str]) -> str:
     steps = [
         f"rank {one.rank} waits for {whom} in {one.call}"
         + (f", in a wait_any with {counted(one.num_others, 'other call')}" if one.num_others else "")
-        + (f" ({one.instead})" if one.instead else "")
+        + "".join(f" ({fact})" for fact in (one.instead, one.full_buffer) if fact)
         for one, whom in zip(blocked, awaited, strict=True)
     ]
     if len(steps) > _MOST_NAMED:

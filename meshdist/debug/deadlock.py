@@ -186,6 +186,7 @@ class DeadlockDetector:
             from_any=from_any,
             num_others=len(records) - 1,
             instead=next(filter(None, (one.instead() for one in waitables)), ""),
+            full_buffer=next(filter(None, (one.full_buffer() for one in waitables)), ""),
         )
         self._awaited, self._num_calls = awaited, len(self._world.progress.records)
         self._wait = BlockedWait(

@@ -107,7 +107,10 @@ def _level_of_environment() -> DebugLevel:
         value = os.environ.get(variable)
         if value:
             if value.upper() not in DebugLevel.__members__:
-                raise ValueError(f"{variable} must be one of {_choices()}, got {value!r}")
+                from meshdist.system.option_parser import did_you_mean  # which an error alone needs
+
+                hint = did_you_mean(value.upper(), DebugLevel.__members__)
+                raise ValueError(f"{variable} must be one of {_choices()}, got {value!r}{hint}")
             return DebugLevel[value.upper()]
     return DebugLevel.OFF
 

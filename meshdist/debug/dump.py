@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshdist._version import __version__
-from meshdist.debug.stacks import Stack, stacks
+from meshdist.debug.stacks import Stack, stack_of_error, stacks
 from meshdist.groups.world import current_world
+from meshdist.runtime.departure import in_words
 from meshdist.runtime.flight_recorder import (
     COMPLETED,
     CREATED,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 GAVE_UP, TIMED_OUT = "gave up", "timed out"
 """The reasons of the last state of a rank whose wait failed: by its timeout, or by another error."""
+BY_SIGNAL, BY_CALL = "SIGUSR1", "asked for by flight_recorder()"
+"""The reasons of a state after which the rank has gone on."""
 
 RECORDS_SENT = 50
 """How many calls a state for other ranks has at least."""
@@ -40,8 +43,9 @@ def flight_recorder(directory: str | os.PathLike[str] | None = None) -> dict[str
     """Return the last 2,000 calls of this rank, and what it does now; recording is always on.
 
     `python -m meshdist.debug report DIR` reads the files of all ranks and reports what went wrong. Files are also
-    written to the directory named by MESHDIST_FLIGHT_RECORDER_DIR when a call fails, when the process is asked to end
-    by SIGTERM, as meshrun does with the other ranks, and when it gets SIGUSR1, unless the script handles that signal.
+    written to the directory named by MESHDIST_FLIGHT_RECORDER_DIR when a call fails, when an exception ends the rank,
+    when the process is asked to end by SIGTERM, as meshrun does with the other ranks, and when it gets SIGUSR1, unless
+    the script handles that signal.
 
     Args:
         directory: Where to write the state as well, as `rank_<rank>.json`; made if missing. None writes nothing.
@@ -49,7 +53,8 @@ def flight_recorder(directory: str | os.PathLike[str] | None = None) -> dict[str
     Returns:
         Plain data: `rank`, `world_size`, `host`, `pid`, `time_s`; `shrunk`, how often the world was shrunk;
         `groups` by name with `label`, `ranks` and the number of `calls`; `stack`, the lines of the rank's
-        thread, `place`, the innermost line of your code, and `in_call`, whether it waits for this package; and
+        thread, `place`, the innermost line of your code, and `in_call`, whether it waits for this package; in a
+        file, `raised` if an exception has ended the rank: `error` and `time_s`, and `stack` is that of it; and
         `records`, the oldest first. Each has: `group`, its `label`, `sequence` (1 for the group's first
         collective; messages have their own numbers), `call`, `kind` (collective or message), `text`, `sent`
         and `received` (dtype and shape of each array), `root` (a rank of the group), `tag`, `created_s`,
@@ -70,7 +75,7 @@ def flight_recorder(directory: str | os.PathLike[str] | None = None) -> dict[str
         [['barrier()'], ['barrier()']]
     """
     world = current_world()
-    state = rank_state(world, "asked for by flight_recorder()")
+    state = rank_state(world, BY_CALL)
     if directory is not None:
         write_state(state, Path(directory))
     return state
@@ -96,7 +101,7 @@ def write_state(state: dict[str, Any], directory: Path) -> Path:
 
 
 def dump_fault(world: World, reason: str) -> None:
-    """Write the state of a rank whose call failed to the environment's directory; never raise."""
+    """Write the state of a rank whose call failed, or that has raised, to the environment's directory; never raise."""
     directory = os.environ.get(DIRECTORY_VARIABLE)
     if not directory:
         return
@@ -142,7 +147,7 @@ def rank_state(world: World, reason: str, most: int | None = None) -> dict[str, 
     card = world.card
     found = stacks(None if world.ranks_are_processes else (world.thread,))
     own = found.get(world.thread) or Stack([], None, False)
-    return {
+    state = {
         "format": FORMAT,
         "meshdist": __version__,
         "reason": reason,
@@ -174,6 +179,18 @@ def rank_state(world: World, reason: str, most: int | None = None) -> dict[str, 
         }
         if world.ranks_are_processes
         else {},
+    }
+    return state if world.raised is None else {**state, **_end(*world.raised)}
+
+
+def _end(error: BaseException, time_s: float) -> dict[str, Any]:
+    """Return what is different in the state of a rank that an exception has ended."""
+    lines, place, in_call = stack_of_error(error)
+    return {
+        "stack": lines,
+        "place": place,
+        "in_call": in_call,
+        "raised": {"error": in_words(error), "time_s": time_s},
     }
 
 

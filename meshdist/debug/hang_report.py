@@ -184,6 +184,7 @@ class _Doing(NamedTuple):
     others: str = ""  # the calls that are in progress elsewhere, or the ranks that `call` waits for
     ended: str = ""  # how the rank's last wait has ended: "timed out" or "failed"; empty while it goes on
     is_over: bool = False  # the rank has ended, or may have
+    raised: str = ""  # the exception that has ended it
 
 
 def _doing(waits: Waits, state: RankSnapshot, *, are_files: bool = False) -> _Doing:
@@ -202,6 +203,8 @@ def _doing(waits: Waits, state: RankSnapshot, *, are_files: bool = False) -> _Do
     num_open = len(state.open_calls)
     are = ("was" if num_open == 1 else "were") if are_files else "is" if num_open == 1 else "are"
     is_open = f"; {counted(num_open, 'async call')} {are} in progress" if num_open else ""
+    if state.raised is not None:
+        return _Doing(words, place, raised=state.raised.error)
     return _Doing(words, place, is_open, _how_it_ended(state, last) if state.is_last else "", is_over)
 
 
@@ -216,8 +219,10 @@ def _sentence(ranks: str, doing: _Doing, age: str, *, is_one: bool) -> str:
     if not doing.place:
         ending = "" if not doing.ended else ", and timed out" if doing.ended == "timed out" else _FAILED[is_one]
         return f"{ranks} {are} in {doing.call}, {age}{doing.others}{ending}"
-    had = "had" if doing.is_over else have
+    had = "had" if doing.is_over or doing.raised else have
     last = f"; {their} last call was {doing.call}" if doing.call else f" and {had} completed no call yet"
+    if doing.raised:
+        return f"{ranks} raised {doing.raised}, {doing.place}{last}{doing.others}"
     return f"{ranks} {are} not in a meshdist call; {they} {had} been {doing.place} {age}{last}{doing.others}"
 
 

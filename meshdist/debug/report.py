@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from meshdist.debug.hang_report import hang_report
 from meshdist.debug.states import CallSeen, RankSnapshot, read_states
@@ -15,6 +16,7 @@ from meshdist.runtime.rank_text import ranks_text, without_own_rank
 _FILE = re.compile(r"rank_\d+\.json")
 _MOST_SHOWN = 5
 _LATE_S = 0.1  # less is no hang; a profile shows it
+_SAME_S = 1.0  # within this time, files are of one moment
 
 
 def read_dumps(directory: Path) -> dict[int, RankSnapshot]:
@@ -62,6 +64,8 @@ def report_on(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None
     ]
     if not faults:  # the answer to why a job does not go on comes first
         parts[1], parts[2] = parts[2], parts[1]
+    if gone is None:
+        parts.insert(0, ["Older files", *_older_files(states.values())])
     if silent:
         parts.insert(0, ["Missing files" if gone is None else "Ranks without a record", *_what_is_missing(silent)])
     head = f"Flight records of {counted}{since}, on {ranks_hosts(states.values())}{nothing_failed}."
@@ -85,27 +89,56 @@ def _what_is_missing(ranks: Sequence[int]) -> list[str]:
     ]
 
 
+def _older_files(states: Iterable[RankSnapshot]) -> list[str]:
+    """Return of which ranks only an earlier state is known, as they had gone on when the last file was written."""
+    last_s = max(state.time_s for state in states)
+    return [
+        f"the file of rank {state.rank} is {age_s:.1f} s older than the last one ({state.reason}): what this rank did"
+        " later is unknown"
+        for state in states
+        if state.went_on and (age_s := last_s - state.time_s) > _SAME_S
+    ]
+
+
 def ranks_hosts(states: Iterable[RankSnapshot]) -> str:
     hosts = sorted({state.host for state in states})
     return f"host {hosts[0]}" if len(hosts) == 1 else f"{len(hosts)} hosts: {', '.join(hosts)}"
 
 
+class _Fault(NamedTuple):
+    """A call that failed, or the exception that ended a rank."""
+
+    time_s: float
+    state: RankSnapshot
+    site: str
+    error: str
+
+
+def _faults_of(state: RankSnapshot) -> list[_Fault]:
+    faults = [
+        _Fault(call.completed_s or 0.0, state, call.site, call.error) for call in state.calls if call.error is not None
+    ]
+    if state.raised is not None:
+        site = (state.place or "an unknown line").rpartition(" in ")
+        faults.append(_Fault(state.raised.time_s, state, site[0] or site[2], state.raised.error))
+    return faults
+
+
 def _faults(states: Mapping[int, RankSnapshot]) -> list[str]:
-    found: dict[str, list[tuple[float, RankSnapshot, CallSeen]]] = {}
+    found: dict[str, list[_Fault]] = {}
     for state in states.values():
-        for call in state.calls:
-            if call.error is not None:
-                what = without_own_rank(call.error).partition("\n")[0]  # further lines are those on who waits for whom
-                found.setdefault(what, []).append((call.completed_s or 0.0, state, call))
+        for fault in _faults_of(state):
+            what = without_own_rank(fault.error).partition("\n")[0]  # further lines are those on who waits for whom
+            found.setdefault(what, []).append(fault)
     if not found:
         return []
-    ordered = sorted((sorted(failures, key=_time) for failures in found.values()), key=lambda same: _time(same[0]))
+    ordered = sorted((sorted(faults, key=_time) for faults in found.values()), key=lambda same: _time(same[0]))
     start_s = _time(ordered[0][0])
     lines = []
-    for (failed_s, state, call), *others in ordered[:_MOST_SHOWN]:
-        text = (call.error or "").partition("\n")[0].removesuffix(":")
-        lines.append(f"{failed_s - start_s:+.3f} s, {state.who} at {call.site}: {text}")
-        alike = sorted({other.rank for _, other, _ in others} - {state.rank})
+    for (failed_s, state, site, error), *others in ordered[:_MOST_SHOWN]:
+        text = error.partition("\n")[0].removesuffix(":")
+        lines.append(f"{failed_s - start_s:+.3f} s, {state.who} at {site}: {text}")
+        alike = sorted({other.state.rank for other in others} - {state.rank})
         if alike:
             lines.append(f"  {ranks_text(alike)}: the same")
     if len(ordered) > _MOST_SHOWN:
@@ -113,8 +146,8 @@ def _faults(states: Mapping[int, RankSnapshot]) -> list[str]:
     return lines
 
 
-def _time(failure: tuple[float, RankSnapshot, CallSeen]) -> float:
-    return failure[0]
+def _time(fault: _Fault) -> float:
+    return fault.time_s
 
 
 def _first_disagreement(states: Mapping[int, RankSnapshot], waits: Waits) -> list[str]:
@@ -156,7 +189,7 @@ def _latecomers(states: Mapping[int, RankSnapshot], waits: Waits, *, are_files: 
     for rank in waits.absent[:_MOST_SHOWN]:
         # Since the first rank has waited for it.
         edges = [(other, call) for other, _, call in waits.graph.in_edges(rank, data="call") if other in states]
-        if edges:
+        if edges and not (rank in states and states[rank].raised):
             first, call = max(edges, key=lambda edge: states[edge[0]].time_s - edge[1].created_s)
             late_s = states[first].time_s - call.created_s
             waiting = ranks_text(sorted(other for other, _ in edges))

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from meshdist.debug.dump import RECORDS_SENT, dump_terminated, rank_state, write_state
+from meshdist.debug.dump import BY_SIGNAL, RECORDS_SENT, dump_terminated, rank_state, write_state
 from meshdist.debug.native_stack import StackFile
 from meshdist.errors import DistError
 from meshdist.runtime.flight_recorder import DIRECTORY_VARIABLE
@@ -123,17 +123,16 @@ def publish(world: World) -> None:
 
 
 def show(world: World) -> None:
-    """Write this rank's state to its file if the environment names a directory, else a summary to stderr."""
+    """Print what this rank does to stderr, and write its state to its file if the environment names a directory."""
     from meshdist.debug.hang_report import in_words
     from meshdist.debug.states import parse_state
 
-    state = rank_state(world, "SIGUSR1")
+    state = rank_state(world, BY_SIGNAL)
+    lines = in_words(parse_state(state, "here"))
     directory = os.environ.get(DIRECTORY_VARIABLE)
-    try:
-        if directory:
-            words = f"its last calls are in {write_state(state, Path(directory))}"
-        else:
-            words = "\n  ".join(in_words(parse_state(state, "here")))
-    except OSError as error:
-        words = f"its last calls cannot be written to {directory}: {error}"
-    print(f"meshdist rank {world.rank}: {words}", file=sys.stderr, flush=True)
+    if directory:
+        try:
+            lines.append(f"its last calls are in {write_state(state, Path(directory))}")
+        except OSError as error:
+            lines.append(f"its last calls cannot be written to {directory}: {error}")
+    print(f"meshdist rank {world.rank}: " + "\n  ".join(lines), file=sys.stderr, flush=True)

@@ -7,10 +7,12 @@ import sys
 import threading
 from collections.abc import Callable, Collection
 from pathlib import PurePath
+from traceback import walk_tb
 from types import FrameType
 from typing import NamedTuple
 
 from meshdist.debug.debug_level import shows_all_frames
+from meshdist.debug.user_traceback import user_frames
 from meshdist.runtime.call_site import is_ours, place_in
 
 _DEEPEST = 40
@@ -109,6 +111,16 @@ def stack_of(frame: FrameType | None) -> Stack:
     if in_call and not shows_all_frames():
         del frames[:own]
     return Stack([_line(frame) for frame in frames[:_DEEPEST]][::-1], place, in_call)
+
+
+def stack_of_error(error: BaseException) -> Stack:
+    """Return the stack in which `error` was raised; see `stack_of`."""
+    frames = [
+        (frame.f_code.co_filename, f"{place_in(frame.f_code.co_filename, line)} in {frame.f_code.co_name}")
+        for frame, line in walk_tb(user_frames(error))
+    ]
+    own = next((line for file, line in reversed(frames) if _is_own(file)), None)
+    return Stack([line for _, line in frames[-_DEEPEST:]], own, False)
 
 
 def _starts_a_process(frames: list[FrameType]) -> bool:

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from meshdist.debug.dump import FORMAT, GAVE_UP, TIMED_OUT
+from meshdist.debug.dump import BY_CALL, BY_SIGNAL, FORMAT, GAVE_UP, TIMED_OUT
 
 T = TypeVar("T")
 # Reports go through all of them.
@@ -63,6 +63,13 @@ class GroupSeen:
     calls: int
 
 
+class Raised(NamedTuple):
+    """The exception with which a rank has ended, in words, and when it was raised."""
+
+    error: str
+    time_s: float
+
+
 @dataclass(frozen=True)
 class RankSnapshot:
     """The state of one rank; see `flight_recorder`."""
@@ -80,6 +87,7 @@ class RankSnapshot:
     stack: tuple[str, ...]
     num_shrunk: int = 0  # how often its world was shrunk
     began_s: float | None = None  # when it joined the world; None if unknown
+    raised: Raised | None = None  # at `place`
 
     @property
     def who(self) -> str:
@@ -100,6 +108,11 @@ class RankSnapshot:
     def is_last(self) -> bool:
         """Whether this is the rank's last state after a failed wait, kept in case it has ended since."""
         return self.reason in (GAVE_UP, TIMED_OUT)
+
+    @property
+    def went_on(self) -> bool:
+        """Whether the rank has gone on after this state, as it was only asked for it."""
+        return self.reason in (BY_SIGNAL, BY_CALL)
 
     @property
     def has_timed_out(self) -> bool:
@@ -156,6 +169,7 @@ def parse_state(data: Any, source: str) -> RankSnapshot:
             stack=tuple(map(str, data["stack"])),
             num_shrunk=int(data.get("shrunk", 0)),
             began_s=_optional(data.get("began_s"), float),
+            raised=_optional(data.get("raised"), _parse_raised),
         )
     except _OtherFormatError as error:
         raise ValueError(str(error)) from None
@@ -164,6 +178,10 @@ def parse_state(data: Any, source: str) -> RankSnapshot:
             f"{source} is not a file of the flight recorder: {type(error).__name__} {error!s:.200}; expected the"
             " output of meshdist.flight_recorder()"
         ) from None
+
+
+def _parse_raised(raised: dict[str, Any]) -> Raised:
+    return Raised(_text(raised["error"]), float(raised["time_s"]))
 
 
 def _parse_call(record: dict[str, Any]) -> CallSeen:

@@ -29,7 +29,8 @@ _ABOUT_ARGUMENTS = (ValueError, TypeError, AttributeError, ImportError)
 def ending_at_the_call(function: Callable[P, R]) -> Callable[P, R]:
     """Have the traceback of an error that `function` raises on purpose end where it was called; a decorator.
 
-    For the functions that start ranks or a world, which may fail where no launcher shortens the traceback.
+    So does that of Ctrl-C. For the functions that start ranks or a world, which may fail where no launcher shortens the
+    traceback.
     """
 
     @wraps(function)
@@ -37,8 +38,9 @@ def ending_at_the_call(function: Callable[P, R]) -> Callable[P, R]:
         __tracebackhide__ = True
         try:
             return function(*args, **kwargs)
-        except Exception as error:
-            if shows_all_frames() or not _is_deliberate(error, error.__traceback__):
+        except (Exception, KeyboardInterrupt) as error:
+            is_expected = isinstance(error, KeyboardInterrupt) or _is_deliberate(error, error.__traceback__)
+            if shows_all_frames() or not is_expected:
                 raise
             without_frames = error.with_traceback(None)
             raise without_frames

@@ -254,7 +254,7 @@ class ProcessGroup(CollectiveMethods, Membership):
     def _lost(self) -> list[str]:
         """Return what nobody has asked for, in words: messages that have arrived, async calls, or the error of one."""
         if not self.is_broken:
-            found = [self._backends.left_over(self.ranks), never_waited_for(self.calls.forgotten, self._world.progress)]
+            found = [self._backends.left_over(self.ranks), never_waited_for(self.calls, self._world.progress)]
         else:
             found = ["" if self._broken is None else self._handover.lost(self._broken)]
         return list(filter(None, found))

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, cast
@@ -57,6 +58,7 @@ class World:
     """The state of one rank: its place, its store, its groups."""
 
     num_shrunk = 0  # how often the world was shrunk
+    raised: tuple[BaseException, float] | None = None  # with what this rank ends, and when, in seconds since 1970
 
     def __init__(
         self,
@@ -218,6 +220,8 @@ class World:
             if group not in self._groups or self._end is not None:
                 return
         if error is not None:
+            if group is self.default_group:
+                self.end_with(error)
             group.give_up(giving_up(f"rank {self.rank} left the block of the group with", error))
         if group is not self.default_group:
             self.drop(group)
@@ -234,6 +238,8 @@ class World:
 
     def close(self, what: str = DESTROYED) -> None:
         """Close all groups and leave the store; later calls raise with `what` became of the groups."""
+        if self.raised is not None:
+            self._diagnosis.note_fault(self, "raised")
         self.finish()
         if self.peers.departure.exit is PeerExit.DESTROYED_GROUP:
             self.peers.departure = Departure(PeerExit.LEFT_WORLD)
@@ -254,16 +260,24 @@ class World:
         self._bells.close()
         for end in self.endings:
             end()
+        self.raised = None  # its traceback would keep arrays alive
         self.log.info("left the world of %s", counted(self.size, "rank"))
 
     def abort(self, reason: str, cause: BaseException | None = None) -> None:
         """Tell the ranks of all groups that this one gives up, for `reason` and because of `cause`."""
+        if cause is not None:
+            self.end_with(cause)
         error = giving_up(reason, cause)
         self.peers.departure = gave_up(error)
         for group in self._groups:
             # Groups without a backend may be hundreds; their ranks get the record when this rank leaves the world.
             if group.has_backend:
                 group.give_up(error)
+
+    def end_with(self, error: BaseException) -> None:
+        """Note the exception with which this rank ends, for the flight recorder; that of a failed call is in there."""
+        if not (isinstance(error, DistError) and any(group.is_broken for group in self._groups)):
+            self.raised = error, time.time()
 
     def disown(self, what: str) -> None:
         """In a forked child: detach silently; calls raise with `what` became of the groups."""

@@ -170,6 +170,8 @@ class _Rank:
             world.finish()
         except BaseException as error:  # handed to the caller of run
             self.error = error
+            if self.world is not None:
+                self.world.end_with(error)
             end = Departure(PeerExit.RAISED, detail=f"{type(error).__name__}: {error}")
         self.store.end(self.rank, end)
         world_left = world_in(slot)

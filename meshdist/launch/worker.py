@@ -75,15 +75,20 @@ def guarded(body: Callable[[], object]) -> None:
     except SystemExit as error:
         if error.code not in (None, 0):
             write_error_file(error)
+            _note_last(error)
         raise
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)
         if interrupted or write_error_file(error):
             reported.append(error)
-        # As the interpreter does, for exit handlers that look up the exception.
-        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        _note_last(error)
         sys.excepthook(type(error), error, _user_frames(error.__traceback__))
         sys.exit(INTERRUPTED_STATUS if interrupted else 1)
+
+
+def _note_last(error: BaseException) -> None:
+    """Let exit handlers look up the exception that ends the process, as the interpreter does for most."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
 
 
 def write_error_file(error: BaseException) -> bool:

@@ -1,30 +1,38 @@
-"""Async calls whose Work was dropped before anything has asked it whether they are done."""
+"""Async calls that nothing has asked whether they are done, until their group ends."""
 
 from __future__ import annotations
 
+import gc
+import sys
 from pathlib import PurePath
-from sys import exc_info
-from typing import Any
 
-from meshdist.runtime.flight_recorder import SEQUENCE, facts_in, site_in
+from meshdist.core import Calls
+from meshdist.runtime.flight_recorder import CREATED, SEQUENCE, Record, facts_in, site_in
 from meshdist.runtime.progress import Progress
 from meshdist.runtime.waiting import spin_for
-from meshdist.runtime.work import in_progress_thread
+from meshdist.runtime.work import Work, in_progress_thread
 
 # How long to wait for the progress thread, which may still run the callbacks of a call that is done.
 _LET_GO_S = 0.01
+# The references to `Calls.forgotten` while `sys.getrefcount` looks at it: that of the Calls, and the argument.
+_OWN_REFERENCES = 2
 
 
-def never_waited_for(forgotten: list[Any], progress: Progress) -> str:
-    """Return in words that there were such calls; `forgotten` is that of the group's Calls, all of which are done.
+def never_waited_for(calls: Calls, progress: Progress) -> str:
+    """Return in words that there were such calls; `calls` are those of the group, all of which are done.
 
     Empty if there were none, and while an exception is handled: with that, the rank ends anyway.
     """
     if not in_progress_thread():
         spin_for(lambda: all(queue.completing is None for queue in progress._active) or None, _LET_GO_S)
-    count, first = forgotten
-    if not count or exc_info()[1] is not None:
+    if sys.exc_info()[1] is not None:
         return ""
+    kept = _records_of_kept(calls)
+    count, first_dropped = calls.forgotten
+    count += len(kept)
+    if not count:
+        return ""
+    first = min(filter(None, [*kept, first_dropped]), key=lambda record: record[CREATED])
     facts, place = facts_in(first), PurePath(site_in(first)[0]).name
     call = f"{facts.text}, {'message' if facts.is_message else 'call'} {first[SEQUENCE]}, at {place}"
     if count == 1:
@@ -36,3 +44,14 @@ def never_waited_for(forgotten: list[Any], progress: Progress) -> str:
         f"{count} async calls were never waited for, the first of them {call}; their arrays may have been used before"
         " they were done: call wait() of what they return"
     )
+
+
+def _records_of_kept(calls: Calls) -> list[Record]:
+    """Return the records of the calls whose Works the program still has.
+
+    Such a Work refers to `forgotten`. So no list of them has to be kept for each call, and the search, which goes
+    through all objects of the process, is made only where there is one.
+    """
+    if sys.getrefcount(calls.forgotten) <= _OWN_REFERENCES:
+        return []
+    return [work.record for work in gc.get_referrers(calls.forgotten) if isinstance(work, Work)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 from sys import exc_info
 
 from meshdist.errors import DistError
-from meshdist.runtime.departure import first_line
 
 
 class Handover:
@@ -29,11 +28,12 @@ class Handover:
     def lost(self, first: DistError) -> str:
         """Return in words that errors were kept, and the user got none; `first` is that of the first call that failed.
 
-        Empty otherwise, and while an exception is handled: with that, the rank ends anyway.
+        It is shown whole, with the lines on what each rank does. Empty otherwise, and while an exception is handled:
+        with that, the rank ends anyway.
         """
         if self._is_aborted or not self._num_kept or self._num_given or exc_info()[1] is not None:
             return ""
-        return f"the error of a failed call was never retrieved: {first_line(first)}"
+        return f"the error of a failed call was never retrieved: {first}"
 
     def add(self, error: BaseException, *, is_raised: bool) -> None:
         """Count an error, which is raised to the user unless `keep` takes it; without `is_raised`, that is certain."""

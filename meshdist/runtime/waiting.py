@@ -95,6 +95,10 @@ class Waitable(ABC):
         """Return what has come instead of what is waited for, for messages; empty if nothing has, or it is unknown."""
         return ""
 
+    def full_buffer(self) -> str:
+        """Return which buffer is full, for a message that would be done with room in it; empty for any other wait."""
+        return ""
+
     def awaits(self) -> Collection[int]:
         """Return the global ranks that all have to do something, in a call of theirs, before it can be ready.
 
@@ -204,6 +208,9 @@ class Wrapped(Waitable):
 
     def instead(self) -> str:
         return self.waitable.instead()
+
+    def full_buffer(self) -> str:
+        return self.waitable.full_buffer()
 
     def awaits(self) -> Collection[int]:
         return self.waitable.awaits()

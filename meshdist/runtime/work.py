@@ -397,7 +397,7 @@ class Work(Completion):
         return future
 
     def _expect_wait(self, record: Any, forgotten: list[Any] | None) -> None:
-        """Note in `forgotten`, of the group's Calls, if this is dropped and the user has not asked it anything."""
+        """Have the group know, by `forgotten` of its Calls, that the user has not asked this anything yet."""
         self.record, self.forgotten = record, forgotten
 
     def _stand_for(self, other: Work) -> None:

@@ -48,7 +48,10 @@ def encryption_mode() -> str:
 def _one_of(variable: str, values: tuple[str, ...]) -> str:
     value = os.environ.get(variable) or "on"
     if value not in values:
-        raise ValueError(f"the environment variable {variable} must be one of {', '.join(values)}, got {value!r}")
+        from meshdist.system.option_parser import did_you_mean  # which an error alone needs
+
+        known, hint = ", ".join(values), did_you_mean(value, values)
+        raise ValueError(f"the environment variable {variable} must be one of {known}, got {value!r}{hint}")
     return value
 
 

@@ -68,6 +68,6 @@ class OptionParser(argparse.ArgumentParser):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return what to append to a message about an option or command that is not known; empty if no other is like it."""
+    """Return what to append to a message about an unknown option, command or value; empty if no other is like it."""
     meant = option_meant(word, sorted(known))
     return "" if meant is None else f"; did you mean {meant}?"

@@ -76,6 +76,16 @@ def test_from_the_environment(monkeypatch, variables, level):
     assert dist.get_debug_level() is level
 
 
+@pytest.mark.parametrize(
+    ("value", "hint"), [("DETALI", "; did you mean DETAIL?"), ("inf", "; did you mean INFO?"), ("LOUD", "")]
+)
+def test_a_misspelt_value_is_answered_with_the_one_that_was_meant(monkeypatch, value, hint):
+    monkeypatch.setenv("MESHDIST_DEBUG", value)
+    with pytest.raises(ValueError, match="got ") as raised:
+        dist.get_debug_level()
+    assert str(raised.value).endswith(f"got '{value}'{hint}")
+
+
 @pytest.mark.parametrize("name", ["MESHDIST_DEBUG", "TORCH_DISTRIBUTED_DEBUG"])
 def test_a_wrong_value_is_refused_before_anything_is_done(monkeypatch, name):
     monkeypatch.setenv(name, "LOUD")

@@ -18,20 +18,20 @@ LONG = 1 << 18  # elements; such a message waits for its receiver
 
 
 def a_collective(group):
-    group.all_reduce(np.ones(4), async_op=True)
+    return group.all_reduce(np.ones(4), async_op=True)
 
 
 def a_known_collective(group):
     x = np.ones(4)
     for _ in range(4):
         group.all_reduce(x, async_op=True).wait()
-    group.all_reduce(x, async_op=True)
+    return group.all_reduce(x, async_op=True)
 
 
 def a_collective_that_is_done(group):
     work = group.all_reduce(np.ones(4), async_op=True)
     group.barrier()
-    del work
+    return work
 
 
 def peer_of(group):
@@ -39,10 +39,10 @@ def peer_of(group):
 
 
 def a_receive(group):
-    work = group.isend(np.ones(1), peer_of(group))
-    group.irecv(np.zeros(1), peer_of(group))
-    work.wait()
+    group.isend(np.ones(1), peer_of(group)).wait()
+    work = group.irecv(np.zeros(1), peer_of(group))
     group.barrier()
+    return work
 
 
 def a_known_receive(group):
@@ -50,18 +50,20 @@ def a_known_receive(group):
     for _ in range(4):
         group.isend(x, peer_of(group))
         group.irecv(x, peer_of(group)).wait()
-    a_receive(group)
+    return a_receive(group)
 
 
 def a_receive_of_objects(group):
     group.isend_object_list(["a"], peer_of(group))
-    group.irecv_object_list(peer_of(group))
+    work = group.irecv_object_list(peer_of(group))
     group.barrier()
+    return work
 
 
 def a_long_send(group):
-    group.isend(np.ones(LONG), peer_of(group))
+    work = group.isend(np.ones(LONG), peer_of(group))
     group.recv(np.ones(LONG), peer_of(group))
+    return work
 
 
 def a_known_long_send(group):
@@ -71,8 +73,9 @@ def a_known_long_send(group):
         group.isend(x, peer_of(group)).wait()
         receive.wait()
     receive = group.irecv(y, peer_of(group))
-    group.isend(x, peer_of(group))
+    work = group.isend(x, peer_of(group))
     receive.wait()
+    return work
 
 
 FORGOTTEN = {
@@ -87,12 +90,28 @@ FORGOTTEN = {
 }
 
 
+def warnings_of(use, is_kept):
+    """Return what this rank warns of if the works that `use` returns are kept to the end of the group, or dropped."""
+    kept = []
+
+    def begin(group):
+        works = use(group)
+        if is_kept:
+            kept.append(works)
+
+    return warnings_at_the_end(begin)
+
+
+KEPT = pytest.mark.parametrize("is_kept", [False, True], ids=["dropped", "kept"])
+
+
 @PLACES
+@KEPT
 @pytest.mark.parametrize("use", FORGOTTEN, ids=lambda use: use.__name__)
-def test_a_forgotten_wait_is_named(worlds, backend, use):
+def test_a_forgotten_wait_is_named(worlds, backend, use, is_kept):
     if backend == "threads" and use in (a_long_send, a_known_long_send):
         pytest.skip("a thread has the message at once")
-    for rank, warnings in enumerate(worlds.world(backend, 2).run(warnings_at_the_end, use)):
+    for rank, warnings in enumerate(worlds.world(backend, 2).run(warnings_of, use, is_kept)):
         (warning,) = warnings
         call = FORGOTTEN[use].format(peer=1 - rank)
         assert warning.startswith(f"group 'pair' was destroyed, and 1 async call was never waited for: {call}")
@@ -100,13 +119,34 @@ def test_a_forgotten_wait_is_named(worlds, backend, use):
 
 
 def three_collectives(group):
-    for _ in range(3):
-        group.all_reduce(np.ones(4), async_op=True)
+    return [group.all_reduce(np.ones(4), async_op=True) for _ in range(3)]
+
+
+def three_of_five_collectives(group):
+    works = three_collectives(group)
+    group.all_reduce(np.ones(5), async_op=True).wait()
+    works.append(group.all_reduce(np.ones(4), async_op=True))
+    works[-1].wait()
+    return works
+
+
+def one_kept_and_two_dropped(group):
+    works = three_collectives(group)
+    return works[1:2]
+
+
+def kept_in_a_cycle(group):
+    works = three_collectives(group)
+    works.append(works)
 
 
 @PLACES
-def test_of_several_the_first_is_named(worlds, backend):
-    for (warning,) in worlds.world(backend, 2).run(warnings_at_the_end, three_collectives):
+@KEPT
+@pytest.mark.parametrize(
+    "use", [three_collectives, three_of_five_collectives, one_kept_and_two_dropped, kept_in_a_cycle]
+)
+def test_of_several_the_first_is_named(worlds, backend, use, is_kept):
+    for (warning,) in worlds.world(backend, 2).run(warnings_of, use, is_kept):
         assert (
             "3 async calls were never waited for, the first of them all_reduce(float64[4], op=sum), call 1" in warning
         )
@@ -250,20 +290,23 @@ def test_silent(worlds, backend, use):
 
 
 def failed(group):
-    group.all_reduce(np.ones(2), async_op=True)
+    work = group.all_reduce(np.ones(2), async_op=True)
     with pytest.raises(DistBackendError):
         group.all_reduce(np.ones(2 + group.rank()))
+    return work
 
 
 def aborted(group):
-    group.all_reduce(np.ones(2), async_op=True)
+    work = group.all_reduce(np.ones(2), async_op=True)
     dist.abort_process_group(group)
+    return work
 
 
 @PLACES
+@KEPT
 @pytest.mark.parametrize("use", [failed, aborted])
-def test_silent_if_the_group_is_broken(worlds, backend, use):
-    assert worlds.world(backend, 2).run(warnings_at_the_end, use) == [[], []]
+def test_silent_if_the_group_is_broken(worlds, backend, use, is_kept):
+    assert worlds.world(backend, 2).run(warnings_of, use, is_kept) == [[], []]
 
 
 PROGRAM = """
@@ -289,8 +332,10 @@ def main():
 dist.run(main, 2)
 """
 
+CHOICES = pytest.mark.parametrize("choice", ["auto", "python"])
 
-@pytest.mark.parametrize("choice", ["auto", "python"])
+
+@CHOICES
 def test_with_and_without_the_core(choice, tmp_path):
     script = tmp_path / "forgot.py"
     script.write_text(PROGRAM)
@@ -301,3 +346,24 @@ def test_with_and_without_the_core(choice, tmp_path):
             f"rank {rank}: group 'world' was destroyed, and 6 async calls were never waited for, the first of them"
             " all_reduce(float64[4], op=sum), call 1, at forgot.py:7;"
         ) in done.stderr
+
+
+SCRIPT = """
+import numpy as np
+import meshdist as dist
+
+dist.init_process_group()
+x = np.ones(4)
+work = dist.all_reduce(x, async_op=True)
+y = 2 * x
+"""
+
+
+@CHOICES
+@pytest.mark.parametrize("end", ["dist.destroy_process_group()", ""], ids=["destroyed", "exit"])
+def test_names_of_a_script_live_to_its_end(choice, end, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT + end)
+    environ = {**os.environ, "MESHDIST_CORE": choice}
+    done = subprocess.run([sys.executable, script], env=environ, capture_output=True, text=True, check=True)
+    assert "1 async call was never waited for: all_reduce(float64[4], op=sum), call 1, at script.py:7;" in done.stderr

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import signal
 import time
+import traceback
 
 import numpy as np
 import pytest
@@ -136,6 +139,28 @@ def test_a_wait_for_ranks_says_who_is_missing(soon_reminded, caplog, port):
         r" \(timeout in \d s\); rank 1 is missing",
         caplog.text,
     )
+
+
+class PressCtrlC(logging.Handler):
+    """Sends this process SIGINT once, at a reminder of who is missing."""
+
+    def emit(self, record):
+        if "is still waiting" in record.getMessage():
+            logging.getLogger("meshdist").removeHandler(self)
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_the_traceback_of_ctrl_c_ends_at_the_line_of_the_user(soon_reminded, port):
+    handler = PressCtrlC()
+    logging.getLogger("meshdist").addHandler(handler)
+    try:
+        with pytest.raises(KeyboardInterrupt) as raised:
+            dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=2, timeout=30)
+    finally:
+        logging.getLogger("meshdist").removeHandler(handler)
+    mine, *frames = traceback.extract_tb(raised.value.__traceback__)
+    assert mine.filename == __file__
+    assert [frame.name for frame in frames] == ["init_process_group"]
 
 
 def test_a_wait_for_the_other_processes_of_a_file_says_who_came(soon_reminded, caplog, tmp_path):

@@ -312,6 +312,12 @@ def test_a_directory_that_cannot_be_written_is_told_once(tmp_path, monkeypatch, 
     ]
 
 
+def test_a_misspelt_mode_is_answered_with_the_one_that_was_meant(monkeypatch):
+    monkeypatch.setenv(TUNING, "cachde")
+    with pytest.raises(ValueError, match="got 'cachde'; did you mean cached\\?"):
+        tuning_mode()
+
+
 def test_a_wrong_mode_is_refused(monkeypatch):
     monkeypatch.setenv(TUNING, "always")
     with pytest.raises(ValueError, match="MESHDIST_TUNING must be one of off, cached, on, force, got 'always'"):

@@ -1,5 +1,6 @@
 """What a rank says at the end of a group about an async call that has failed, if nobody has asked for its error."""
 
+import os
 import threading
 
 import numpy as np
@@ -172,10 +173,16 @@ def nobody_sends(group):
 @pytest.mark.parametrize("use", [disagreeing, known_and_then_disagreeing, is_only_asked_whether_it_is_done])
 def test_each_rank_names_the_first_error(worlds, backend, use):
     for rank, warnings in enumerate(worlds.world(backend, 2).run(warnings_at_the_end, use)):
-        assert warnings == [
+        (warning,) = warnings
+        first, *calls = warning.splitlines()
+        assert first == (
             "group 'pair' was destroyed, and the error of a failed call was never retrieved: all_reduce on group 'pair'"
             f" (rank {rank} of 2): the ranks disagree"
-        ]
+        )
+        for other, call in enumerate(calls):
+            words = f"  rank {other} calls all_reduce(float64[{2 + other}], op=sum) at {os.path.basename(__file__)}:"
+            assert call.startswith(words)
+        assert len(calls) == 2
 
 
 @PLACES
@@ -252,4 +259,4 @@ def test_messages_both_ways_that_nobody_receives_end_long_before_the_timeout(wor
         # A thread in this process that might send something would keep it from being proven.
         assert len(warnings) == 1, threading.enumerate()
         assert f"isend on group 'pair' (rank {rank} of 2): " in warnings[0]
-        assert "the ranks wait for each other" in warnings[0]
+        assert "the ranks wait for each other, and none can proceed\n  rank 0 waits for rank 1 in isend(" in warnings[0]

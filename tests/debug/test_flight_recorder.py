@@ -156,6 +156,25 @@ def test_a_fault_leaves_a_file_where_the_variable_says(tmp_path, monkeypatch):
         assert "disagree" in state["reason"]
 
 
+def test_a_rank_that_raises_leaves_a_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("MESHDIST_FLIGHT_RECORDER_DIR", str(tmp_path))
+
+    def main():
+        dist.barrier()
+        if dist.get_rank() == 0:
+            raise RuntimeError("bad batch")
+        dist.barrier()
+
+    with pytest.raises(RuntimeError, match="bad batch"):
+        dist.run(main, 2)
+    raised, waited = (json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in (0, 1))
+    assert raised["raised"]["error"] == "RuntimeError: bad batch"
+    assert raised["place"].startswith(f"{__file__}:")
+    assert raised["stack"][-1] == raised["place"]
+    assert raised["raised"]["time_s"] <= waited["records"][-1]["completed_s"]
+    assert "raised" not in waited
+
+
 def test_a_directory_that_cannot_be_made_does_not_hide_the_fault(tmp_path, monkeypatch, caplog):
     taken = tmp_path / "a file"
     taken.write_text("")

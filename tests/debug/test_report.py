@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from sample_states import by_rank, data, record, waiting
+from sample_states import NOW_S, by_rank, data, record, waiting
 
 import meshdist as dist
 from meshdist.debug.__main__ import main
@@ -79,6 +79,37 @@ def test_a_fault_of_several_ranks_stands_there_once(tmp_path, capsys):
     page = page_of(tmp_path, capsys, *({**failed(rank), "world_size": 3} for rank in range(3)))
     assert page.count("deadlock") == 1
     assert "group 'world' (rank 0 of 3): deadlock\n    ranks 1, 2: the same\n" in page
+
+
+def test_the_exception_of_a_rank_comes_before_the_failures_that_it_causes(tmp_path, capsys):
+    failed = record("world", 2, 5.0, state="failed", error="DistBackendError: barrier: rank 1 failed")
+    raised = {"error": "RuntimeError: bad batch", "time_s": NOW_S - 4.95}
+    page = page_of(
+        tmp_path,
+        capsys,
+        data(0, [record("world", 1, 6.0), failed], WORLD, size=2),
+        {**data(1, [record("world", 1, 6.0)], WORLD, in_call=False, size=2), "raised": raised},
+    )
+    assert "What went wrong\n  +0.000 s, rank 1 (pid 1001 on node1) at /home/me/data.py:57: RuntimeError: bad b" in page
+    assert "+0.050 s, rank 0 (pid 1000 on node1) at /home/me/train.py:20: DistBackendError: barrier: rank 1 f" in page
+    assert (
+        "rank 1 raised RuntimeError: bad batch, at data.py:57 in load; its last call was barrier(), call 1 on 'world'"
+    ) in page
+    assert "Stragglers" not in page
+
+
+@pytest.mark.parametrize("reason", ["SIGUSR1", "asked for by flight_recorder()"])
+def test_the_page_says_which_file_is_of_an_earlier_moment(tmp_path, capsys, reason):
+    asked = {**data(1, [record("world", 1, 9.0)], WORLD, in_call=False, size=2), "reason": reason}
+    waits = data(0, [record("world", 1, 9.0), waiting("world", 2, 5.0)], WORLD, size=2)
+    page = page_of(tmp_path, capsys, waits, {**asked, "time_s": NOW_S - 4})
+    assert (
+        "Older files\n"
+        f"  the file of rank 1 is 4.0 s older than the last one ({reason}): what this rank did later is unknown\n"
+    ) in page
+    assert "Older files" not in page_of(tmp_path, capsys, waits, {**asked, "time_s": NOW_S - 0.1})
+    ended = {**asked, "time_s": NOW_S - 4, "reason": "SIGTERM"}
+    assert "Older files" not in page_of(tmp_path, capsys, waits, ended)
 
 
 def test_what_ranks_did_is_told_in_the_past(tmp_path, capsys):

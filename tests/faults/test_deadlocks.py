@@ -6,6 +6,7 @@ import re
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -238,6 +239,57 @@ def test_every_rank_of_a_circle_raises_it(new_workers, backend):
         words = f"{begin}: {lines}"
         assert failure.kind is dist.DistBackendError
         assert re.fullmatch(words, failure.message), failure.message
+
+
+def sends_until_it_fails(num_elements, group=None):
+    x = np.ones(num_elements)
+
+    def send():
+        while True:
+            dist.send(x, 1 - dist.get_rank(), group=group)
+
+    return attempt(send)
+
+
+FULL = "the receiver's buffer of 1088 KiB for unreceived messages is full"
+
+
+@linux
+@pytest.mark.timeout(60)
+def test_sends_without_room_for_their_messages_say_so(new_workers):
+    steps = [
+        rf"rank {one} waits for rank {to} in send\(float64\[1\] to rank {to}, tag=0\), message 8705 on 'world',"
+        rf" at {SITE} \({FULL}\)"
+        for one, to in ((0, 1), (1, 0))
+    ]
+    for failure in outcomes_of(new_workers, partial(sends_until_it_fails, 1), 2, "gloo"):
+        assert failure.kind is dist.DistBackendError
+        assert re.search("\n  ".join(steps), failure.message), failure.message
+
+
+def sends_before_the_other_receives():
+    group = dist.new_group(timeout=0.3)
+    failure = sends_until_it_fails(1, group) if dist.get_rank() == 0 else None
+    dist.barrier()
+    return failure
+
+
+@linux
+@pytest.mark.timeout(60)
+def test_a_send_that_waits_for_room_until_its_timeout_says_so(new_workers):
+    failure, _ = outcomes_of(new_workers, sends_before_the_other_receives, 2, "gloo")
+    assert failure.kind is dist.DistTimeoutError
+    assert f"to receive a message; {FULL}" in failure.message
+
+
+@linux
+@pytest.mark.timeout(60)
+def test_over_tcp_the_timeout_says_how_much_is_buffered(new_workers):
+    failures = outcomes_of(new_workers, partial(sends_until_it_fails, 8000), 2, "gloo-tcp", timeout_s=1.0)
+    messages = [failure.message for failure in failures if failure.kind is dist.DistTimeoutError]
+    assert messages
+    for message in messages:
+        assert "to receive a message; a receiver buffers up to 16 MiB of unreceived messages" in message
 
 
 def around_a_mesh():

@@ -30,7 +30,8 @@ print(signal.getsignal(signal.SIGUSR1) == {after}, flush=True)
 """
 
 
-def signalled(tmp_path, before="", after="signal.SIG_DFL", **variables):
+def signalled(tmp_path, before="", after="signal.SIG_DFL", last_line="", **variables):
+    """Return what a rank says on SIGUSR1; `last_line` is in the last line of that."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
     path = tmp_path / "script.py"
     path.write_text(SCRIPT.format(before=before, after=after))
@@ -46,6 +47,10 @@ def signalled(tmp_path, before="", after="signal.SIG_DFL", **variables):
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGUSR1)
         said = process.stderr.readline()
+        while last_line not in said:
+            line = process.stderr.readline()
+            assert line, said
+            said += line
         out, err = process.communicate("go on\n", timeout=30)
     finally:
         process.kill()
@@ -55,8 +60,9 @@ def signalled(tmp_path, before="", after="signal.SIG_DFL", **variables):
 
 
 def test_sigusr1_writes_the_file(tmp_path):
-    said = signalled(tmp_path, MESHDIST_FLIGHT_RECORDER_DIR=str(tmp_path / "dumps"))
-    assert said.startswith(f"meshdist rank 0: its last calls are in {tmp_path / 'dumps' / 'rank_0.json'}")
+    last_line = f"  its last calls are in {tmp_path / 'dumps' / 'rank_0.json'}\n"
+    said = signalled(tmp_path, last_line=last_line, MESHDIST_FLIGHT_RECORDER_DIR=str(tmp_path / "dumps"))
+    assert said.startswith("meshdist rank 0: it is not in a meshdist call; it has been at script.py:9 in <module> for ")
     state = json.loads((tmp_path / "dumps" / "rank_0.json").read_text())
     assert [record["text"] for record in state["records"]] == ["all_reduce(float64[4], op=sum)"]
     assert state["place"].startswith(str(tmp_path / "script.py"))

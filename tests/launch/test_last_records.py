@@ -56,6 +56,32 @@ def test_ranks_that_wait_for_each_other_have_files(tmp_path, capsys):
     assert page.count("deadlock") == 1
 
 
+RAISING = """
+import numpy as np
+import meshdist as dist
+dist.init_process_group(timeout=20)
+x = np.ones(4)
+dist.all_reduce(x)
+if rank == 1:
+    work = dist.all_reduce(x, async_op=True)  # fails as the rank gives up
+    {end}
+dist.all_reduce(x)
+dist.all_reduce(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "error"), [("raise RuntimeError('bad batch')", "RuntimeError: bad batch"), ("sys.exit(1)", "SystemExit: 1")]
+)
+def test_an_exception_comes_first(tmp_path, capsys, end, error):
+    page, _ = page_after(tmp_path, capsys, RAISING.format(end=end))
+    assert page.startswith("Flight records of all 2 ranks")
+    _, _, faults = page.partition("What went wrong\n")
+    assert faults.startswith("  +0.000 s, rank 1 (pid ")
+    assert faults.partition("\n")[0].endswith(f": {error}")
+    assert f"rank 1 raised {error}, at script.py:" in page
+
+
 def test_a_handler_of_the_script_has_its_turn(tmp_path, capsys):
     before = """
 def mine(*args):

@@ -350,3 +350,20 @@ def test_error_directory_that_cannot_be_made_loses_no_traceback(tmp_path):
     assert status == 1
     assert err.count("ValueError: still seen") == 1
     assert "rank 0 (pid " in err
+
+
+ENDS = """
+import meshdist as dist
+dist.init_process_group()
+dist.barrier()
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "is_said"), [("", True), ("sys.exit()", True), ("sys.exit(3)", False), ("raise ValueError('bad')", False)]
+)
+def test_a_missing_destroy_is_told_of_a_process_that_did_not_fail(tmp_path, end, is_said):
+    write_script(tmp_path, ENDS.format(end=end))
+    _, _, err = meshrun(tmp_path, "-n", "2", "script.py")
+    assert ("the process is exiting without having called destroy_process_group()" in err) == is_said

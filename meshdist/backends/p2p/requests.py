@@ -206,7 +206,8 @@ class SendRequest(Waitable):
     def receiver_words(self) -> str: ...
 
     def missing(self) -> str:
-        return f"{self.receiver_words()} to receive a message"
+        full_buffer = self.full_buffer()
+        return f"{self.receiver_words()} to receive a message{'; ' if full_buffer else ''}{full_buffer}"
 
 
 def arrive(message: UnexpectedMessage) -> bool:

@@ -198,6 +198,14 @@ class ShmSendRequest(SendRequest):
     def receiver_words(self) -> str:
         return self.sender.peer.description
 
+    def full_buffer(self) -> str:
+        if self.done or self.header.kind != EAGER or self.header.tag < 0:
+            return ""
+        with self.sender.lock:
+            has_no_room = bool(self.sender.waiting) and self.sender.waiting[0].header.kind == EAGER
+        kibibytes = self.sender.channel.ring_bytes >> 10
+        return f"the receiver's buffer of {kibibytes} KiB for unreceived messages is full" if has_no_room else ""
+
     def awaits(self) -> list[int]:
         # It also has to read the messages of this rank that are written before.
         return [] if self.done or self.sender.queue.arriving else [self.sender.global_rank]

@@ -6,7 +6,7 @@ from meshdist.arrays.host import Array, as_bytes
 from meshdist.backends.base import Backend, FastPath
 from meshdist.backends.gloo.tcp.fast_path import tcp_fast_send
 from meshdist.backends.gloo.tcp.frames import DATA, EAGER, RTS, pack
-from meshdist.backends.gloo.tcp.group_receive_state import GroupReceiveState
+from meshdist.backends.gloo.tcp.group_receive_state import MOST_KEPT_BYTES, GroupReceiveState
 from meshdist.backends.gloo.tcp.outgoing import Outgoing
 from meshdist.backends.gloo.tcp.transport import TcpTransport
 from meshdist.backends.gloo.tcp.waits import OutgoingWait, StoreMonitor, check_rank
@@ -41,7 +41,7 @@ class TcpSender:
             return LongSendRequest(self, data, tag, dtype_name)
         outgoing = Outgoing(pack(EAGER, self.src, token, tag, len(data), 0, dtype_name), data)
         self.link.send(outgoing)
-        return TcpSendRequest(self, outgoing)
+        return TcpSendRequest(self, outgoing, is_buffered=tag >= 0)
 
     def fast_path(self, kind: MessageKind) -> FastPath | None:
         return tcp_fast_send(self.link, self.receive_state, self.src, self.dst, kind) if kind.is_eager else None
@@ -52,9 +52,10 @@ class TcpSender:
 
 
 class TcpSendRequest(OutgoingWait, SendRequest):
-    def __init__(self, sender: TcpSender, outgoing: Outgoing) -> None:
+    def __init__(self, sender: TcpSender, outgoing: Outgoing, *, is_buffered: bool = False) -> None:
         super().__init__(sender.transport, outgoing)
         self._sender = sender
+        self._is_buffered = is_buffered
 
     def ready(self) -> bool:
         self._sender.receive_state.queue.progress_sends()
@@ -65,6 +66,11 @@ class TcpSendRequest(OutgoingWait, SendRequest):
 
     def receiver_words(self) -> str:
         return self._sender.link.describe(self._sender.receive_state)
+
+    def full_buffer(self) -> str:
+        if not self._is_buffered or self.is_done():
+            return ""
+        return f"a receiver buffers up to {MOST_KEPT_BYTES >> 20} MiB of unreceived messages"
 
     def missing(self) -> str:
         connect_error = self._sender.link.connect_error
