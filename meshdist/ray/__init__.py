@@ -2,7 +2,7 @@
 
     import meshdist.ray
 
-    meshdist.ray.run(train, 4)  # `train` in four actors, which are the ranks of a world
+    meshdist.ray.run(train, 4)  # `train` in four tasks, which are the ranks of a world
     DataParallelTrainer(train, backend_config=meshdist.ray.MeshdistConfig(), ...)  # the same by Ray Train
     collective.init_collective_group(size, rank, backend="MESHDIST")  # in each actor; ray.util.collective
 
@@ -23,7 +23,7 @@ from meshdist.ray.installed_ray import check_ray, register_when_imported
 
 check_ray()
 
-from meshdist.ray.actor_jobs import run  # noqa: E402 - needs a Ray that was checked
+from meshdist.ray.ray_job import run  # noqa: E402 - needs a Ray that was checked
 
 register_when_imported()
 

@@ -1,4 +1,4 @@
-"""How the actors of a group or a job find each other: through the key-value store of the Ray cluster.
+"""How the ranks of a group or a job find each other: through the key-value store of the Ray cluster.
 
 Rank 0 hosts a store of meshdist and puts its address, with a secret made for this group alone, under the group's name.
 The others take it from there. Before anyone goes on, rank 0 has seen all of them and removed the entry, so that a group
@@ -42,8 +42,19 @@ def entry_key(name: str) -> str:
     return json.dumps([ray.get_runtime_context().namespace, name])
 
 
+def entry_of(name: str) -> bytes | None:
+    """Return the entry under a name, if there is one."""
+    entry: bytes | None = _internal_kv_get(entry_key(name), namespace=_NAMESPACE)
+    return entry
+
+
+def put_entry(name: str, entry: bytes) -> None:
+    """Make an entry, or replace it."""
+    _internal_kv_put(entry_key(name), entry, overwrite=True, namespace=_NAMESPACE)
+
+
 def remove_entry(name: str) -> None:
-    """Remove the entry that a rank 0 may have left which was killed."""
+    """Remove an entry, such as that of a rank 0 that was killed."""
     _internal_kv_del(entry_key(name), namespace=_NAMESPACE)
 
 
@@ -63,7 +74,7 @@ class Meeting:
         self._rank = rank
         self._size = size
         self.deadline = deadline
-        self._key = entry_key(name)
+        self._name = name
         self._advice = advice
         self._where = f"{call} (rank {rank} of {size})"
 
@@ -102,7 +113,7 @@ class Meeting:
             secret=secret.encode(),
         )
         entry = json.dumps([store.host, store.port, secret]).encode()
-        _internal_kv_put(self._key, entry, overwrite=True, namespace=_NAMESPACE)
+        put_entry(self._name, entry)
         try:
             store.set("came/0", mine)
             self._wait_for_all(store)
@@ -110,8 +121,8 @@ class Meeting:
             store.close()
             raise
         finally:
-            if _internal_kv_get(self._key, namespace=_NAMESPACE) == entry:
-                _internal_kv_del(self._key, namespace=_NAMESPACE)
+            if entry_of(self._name) == entry:
+                remove_entry(self._name)
         keys = [f"came/{rank}" for rank in range(self._size)]
         backends = {name.decode() for name in store.multi_get(keys)}
         backend = mine if backends == {mine} else _BY_ALL
@@ -159,7 +170,7 @@ class Meeting:
     def _connect(self) -> TCPStore:
         failure: DistError | None = None
         while True:
-            entry = _internal_kv_get(self._key, namespace=_NAMESPACE)
+            entry = entry_of(self._name)
             if entry is not None:
                 host, port, secret = json.loads(entry)
                 try:

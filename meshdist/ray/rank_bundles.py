@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
 from meshdist.errors import DistTimeoutError
 from meshdist.system.deadline import Deadline
@@ -69,6 +69,12 @@ def await_places(group: Any, bundle: Mapping[str, float], strategy: str, deadlin
             raise DistTimeoutError(_no_place(group.bundle_count, bundle, strategy, deadline.timeout_s))
         if deadline.remaining_s() < _SLICE_S:
             time.sleep(deadline.slice_s(_PAUSE_S))
+
+
+def nodes_of(group: Any) -> list[str]:
+    """Return the node of each bundle of a group that has its places, by Ray's id."""
+    nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    return [nodes[number] for number in range(group.bundle_count)]
 
 
 def _no_place(ranks: int, bundle: Mapping[str, float], strategy: str, timeout_s: float) -> str:

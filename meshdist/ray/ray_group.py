@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
 from ray.util import collective
@@ -41,6 +41,7 @@ class RayGroup(BaseGroup):  # type: ignore[misc]
 
     timeout_s = DEFAULT_TIMEOUT_S
     join_timeout_s = DEFAULT_JOIN_TIMEOUT_S
+    _names: ClassVar[dict[str, None]] = {}  # of the groups of this process
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
@@ -53,6 +54,7 @@ class RayGroup(BaseGroup):  # type: ignore[misc]
         meeting = Meeting(group_name, rank, world_size, Deadline(self.join_timeout_s), call, advice)
         self._group = meeting.enter_world(self.slot, self.timeout_s).default_group
         self._group.relabel(group_name)
+        self._names[group_name] = None
 
     @property
     def group(self) -> ProcessGroup:
@@ -69,6 +71,7 @@ class RayGroup(BaseGroup):  # type: ignore[misc]
 
     def destroy_group(self) -> None:
         """Leave the world; calls of other ranks that wait for this one raise."""
+        self._names.pop(self.group_name, None)
         world = world_in(self.slot)
         if world is not None:
             self.slot.empty()
@@ -126,6 +129,12 @@ def _op(options: Any) -> Op:
 
 def _root(options: Any) -> int:
     return 0 if options is None else int(options.root_rank)
+
+
+def end_all() -> None:
+    """Leave all groups of this process."""
+    for name in list(RayGroup._names):
+        collective.destroy_collective_group(name)
 
 
 # ---- What users call

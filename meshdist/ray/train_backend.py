@@ -12,7 +12,7 @@ from ray.exceptions import GetTimeoutError
 from ray.train.backend import Backend, BackendConfig
 
 from meshdist.ray.meeting import DEFAULT_JOIN_TIMEOUT_S
-from meshdist.ray.rank_actor import Place, enter, leave, local_ranks, my_seat
+from meshdist.ray.rank_task import Place, enter, leave, local_ranks, my_seat
 from meshdist.system.deadline import DEFAULT_TIMEOUT_S, Timeout, seconds
 
 # Ray ends the workers next, whether they have left or not.
@@ -72,7 +72,7 @@ class MeshdistBackend(Backend):  # type: ignore[misc]
 
     def on_start(self, worker_group: Any, backend_config: MeshdistConfig) -> None:
         size, name = len(worker_group), f"train {secrets.token_hex(8)}"
-        local = local_ranks(worker_group.execute(my_seat))
+        local = local_ranks([seat.node_id for seat in worker_group.execute(my_seat)])
         timeouts = backend_config.to_dict()
         places = [
             Place(name, rank, size, local[rank], timeouts["join_timeout"], timeouts["timeout"]) for rank in range(size)

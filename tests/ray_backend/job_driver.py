@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from until import until
 
 import meshdist as dist
 import meshdist.ray
-from meshdist.ray.rank_actor import Raised
+from meshdist.ray.rank_task import Raised
 
 
 def where(offset: int, times: int = 1) -> dict[str, Any]:
@@ -71,21 +72,28 @@ def wait_for_ctrl_c(began: str) -> None:
 
 
 def where_and_collectives(offset: int, times: int = 1) -> dict[str, Any]:
-    """Say where the rank is, and then make a group of Ray's: actors are costly to start."""
+    """Say where the rank is, and then make a group of Ray's."""
     return {**where(offset, times), "collectives": collectives()}
 
 
 def collectives() -> list[float]:
-    """Make a group of Ray's among the actors of a job; meshdist.ray was imported before ray.util.collective."""
-    before = "ray.util.collective" in sys.modules
-    from ray.util import collective
+    """Make a group of Ray's among the ranks of a job; return their sum, and that of the world in it."""
+    from ray.util import collective  # after meshdist.ray
 
     collective.init_collective_group(2, dist.get_rank(), backend="MESHDIST", group_name="data")
     x = np.full(2, collective.get_rank("data") + 1.0)
     collective.allreduce(x, "data")
     with meshdist.ray.use_world("data"):
         same = dist.all_reduce(np.array(1.0)).item()
-    return [before, *x.tolist(), same]
+    return [*x.tolist(), same]
+
+
+def only_here() -> Any:
+    """Return a function of a module that the ranks cannot import."""
+    module: Any = types.ModuleType("only_here")
+    exec("def fn():\n    return 1", module.__dict__)
+    sys.modules[module.__name__] = module
+    return module.fn
 
 
 def failure(job: Callable[[], Any]) -> dict[str, Any]:
@@ -142,15 +150,19 @@ def left() -> dict[str, Any]:
         return {group["state"] for group in placement_group_table().values()}
 
     until(lambda: groups() == {"REMOVED"}, "Ray removes the placement groups", 30)
-    until(lambda: ray.available_resources().get("CPU") == 4, "Ray ends the actors", 30)
+    until(lambda: ray.available_resources().get("CPU") == 4, "Ray ends the ranks", 30)
     return {"entries": _internal_kv_list("", namespace="meshdist")}
 
 
 def main(program: str, train_program: str) -> dict[str, Any]:
     said: dict[str, Any] = {"page": run_page(program)}
-    said["job"] = meshdist.ray.run(where_and_collectives, 2, args=(1,), kwargs={"times": 2}, num_cpus=0.5)
+    said["too fast"] = failure(lambda: meshdist.ray.run(where, 4, start_timeout=0.01))
+    # Ray keeps the processes: the second job finds no group of the first.
+    for _ in range(2):
+        said["job"] = meshdist.ray.run(where_and_collectives, 2, args=(1,), kwargs={"times": 2}, num_cpus=0.5)
     said["raised"] = failure(lambda: meshdist.ray.run(raise_on_1, 2))
     said["odd"] = repr(Raised(0.0, False, "", ray.cloudpickle.dumps(OddError(1, 2))).cause())
+    said["not there"] = failure(lambda: meshdist.ray.run(only_here(), 2))
     said["no result"] = failure(lambda: meshdist.ray.run(return_a_lock_on_1, 2))
     said["killed"] = failure(lambda: meshdist.ray.run(kill_1, 2))
     said["no place"] = failure(lambda: meshdist.ray.run(where, 5, start_timeout=0.5))

@@ -33,15 +33,15 @@ def test_ranks_have_a_world_and_their_results_are_in_order(said: dict[str, Any])
     assert [each["secrets"] for each in results] == [[]] * 2
 
 
-def test_actors_of_a_job_make_a_group_of_rays_collectives(said: dict[str, Any]) -> None:
-    assert [each["collectives"] for each in said["job"]] == [[False, 3.0, 3.0, 2.0]] * 2
+def test_ranks_of_a_job_make_a_group_of_rays_collectives(said: dict[str, Any]) -> None:
+    assert [each["collectives"] for each in said["job"]] == [[3.0, 3.0, 2.0]] * 2
 
 
 def test_the_first_cause_is_raised_with_rank_and_node(said: dict[str, Any]) -> None:
     raised = said["raised"]
     assert (raised["type"], raised["rank"], raised["cause"]) == ("ProcessRaisedException", 1, "KeyError('weights')")
     assert re.match(r"rank 1 of 2 \(pid \d+ on [^)]+, [\d.]+\) raised:\nTraceback", raised["text"])
-    assert "rank_actor.py" not in raised["text"]
+    assert "rank_task.py" not in raised["text"]
     assert raised["text"].endswith("KeyError: 'weights'\n")
 
 
@@ -59,7 +59,7 @@ def test_a_result_that_cannot_be_pickled_is_told_in_a_sentence(said: dict[str, A
     )
 
 
-def test_an_actor_that_is_killed_is_named_within_seconds(said: dict[str, Any]) -> None:
+def test_a_rank_that_is_killed_is_named_within_seconds(said: dict[str, Any]) -> None:
     killed = said["killed"]
     assert (killed["type"], killed["rank"]) == ("ProcessException", 1)
     assert re.match(r"rank 1 of 2 \(pid \d+ on [^)]+\) ended: .*", killed["text"])
@@ -76,6 +76,25 @@ def test_a_cluster_that_is_too_small_is_told_and_nothing_is_left(said: dict[str,
     assert "the cluster has 4 CPU, 0 GPU on 1 node" in said["no gpu"]["text"]
     assert min(said[case]["seconds"] for case in ("no place", "no gpu")) >= 0.5
     assert said["no place"]["type"] == said["no gpu"]["type"] == "DistTimeoutError"
+
+
+def test_ranks_that_have_not_started_in_time_are_named(said: dict[str, Any]) -> None:
+    slow = said["too fast"]
+    assert slow["type"] == "DistTimeoutError"
+    assert re.match(
+        r"meshdist\.ray\.run: (4 ranks with 1 CPU each .* found no place|\d of 4 ranks started)", slow["text"]
+    )
+
+
+def test_a_function_that_cannot_be_imported_there_is_told(said: dict[str, Any]) -> None:
+    missing = said["not there"]
+    assert missing["type"] == "ProcessException"
+    assert re.fullmatch(
+        r"rank \d of 2 \(pid \d+ on [^)]+\) could not call the function: ModuleNotFoundError: No module named"
+        r" 'only_here'",
+        missing["text"],
+    )
+    assert missing["cause"].startswith("ModuleNotFoundError(")
 
 
 def test_ctrl_c_ends_the_job(said: dict[str, Any]) -> None:

@@ -1,9 +1,11 @@
-"""A rank that is an actor of Ray: it enters a world, runs a function, and says how that ended."""
+"""A rank that is a task of Ray: it enters a world, runs a function, and says how that ended."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -19,7 +21,7 @@ from meshdist.launch.failures import follows_from_peer
 from meshdist.launch.rank_results import RankResult, frames_of_user
 from meshdist.launch.worker import write_whole_lines
 from meshdist.lifecycle import abort_process_group, destroy_process_group
-from meshdist.ray.meeting import Meeting
+from meshdist.ray.meeting import Meeting, entry_of, put_entry
 from meshdist.runtime.context import current_slot, is_initialized
 from meshdist.system.deadline import Deadline
 
@@ -36,7 +38,7 @@ class Seat(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Which rank of which job an actor is, and how long its calls may wait."""
+    """Which rank of which job a process is, and how long its calls may wait."""
 
     job: str  # its name, of this start alone
     rank: int
@@ -69,9 +71,19 @@ def my_seat() -> Seat:
     return Seat(context.get_node_id(), os.getpid(), f"{socket.gethostname()}, {get_node_ip_address()}")
 
 
-def local_ranks(seats: Sequence[Seat]) -> list[int]:
-    """Return the number of each rank among those of its node."""
-    nodes = [seat.node_id for seat in seats]
+def seat_name(job: str, rank: int) -> str:
+    """Return the name of the entry that says where a rank of a job runs."""
+    return f"{job} {rank}"
+
+
+def seat_of(job: str, rank: int) -> Seat | None:
+    """Return where a rank of a job runs; None if it has not started."""
+    entry = entry_of(seat_name(job, rank))
+    return None if entry is None else Seat(*json.loads(entry))
+
+
+def local_ranks(nodes: Sequence[str]) -> list[int]:
+    """Return the number of each rank among those of its node, from the node of each."""
     return [nodes[:rank].count(node) for rank, node in enumerate(nodes)]
 
 
@@ -82,7 +94,7 @@ def enter(place: Place, call: str) -> None:
         DistError: The ranks did not meet.
     """
     os.environ["LOCAL_RANK"] = str(place.local_rank)
-    advice = "did its actor end? Ray's log of the actor says why"
+    advice = "did its process end? Ray's log of it says why"
     meeting = Meeting(place.job, place.rank, place.size, Deadline(place.join_timeout_s), call, advice)
     meeting.enter_world(current_slot(), place.timeout_s)
 
@@ -93,27 +105,32 @@ def leave() -> None:
         destroy_process_group()
 
 
-class RankActor:
-    """The actor: one rank of `meshdist.ray.run`."""
-
-    def seat(self) -> Seat:
-        return my_seat()
-
-    def run(self, place: Place, job: tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]) -> RankResult | Raised:
-        """Return what the function of the job returns, or how it failed."""
-        fn, args, kwargs = job
-        write_whole_lines()
-        try:
-            enter(place, "meshdist.ray.run")
-            result = RankResult.of(_returned(fn, args, kwargs), place.rank, ray.cloudpickle.dumps)
-            leave()
-        except BaseException as error:  # handed to the caller of run
-            raised = _raised(error)
+def run_rank(place: Place, job: Sequence[Any]) -> RankResult | Raised:
+    """Return what the function of a job returns, or how it failed; `job` is a reference to the function, in a list."""
+    put_entry(seat_name(place.job, place.rank), json.dumps(my_seat()).encode())
+    fn, args, kwargs = ray.get(job[0])
+    write_whole_lines()
+    try:
+        enter(place, "meshdist.ray.run")
+        result = RankResult.of(_returned(fn, args, kwargs), place.rank, ray.cloudpickle.dumps)
+        leave()
+    except BaseException as error:  # handed to the caller of run
+        raised = _raised(error)
+        with suppress(DistError):
             if is_initialized():
-                with suppress(DistError):
-                    abort_process_group()
-            return raised
-        return result
+                abort_process_group()
+        return raised
+    finally:
+        _end_groups()
+    return result
+
+
+def _end_groups() -> None:
+    """Leave the groups of ray.util.collective that the function has made: Ray keeps the process."""
+    module = sys.modules.get("meshdist.ray.ray_group")
+    if module is not None:
+        with suppress(DistError):
+            module.end_all()
 
 
 def _returned(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
