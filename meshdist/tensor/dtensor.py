@@ -224,13 +224,15 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
     def show(self, form: str | None = None, ax: Any = None) -> Any:
         """Draw which rank holds which part of the array: its blocks, each with the ranks that hold it.
 
-        It does not communicate, so any rank may call it alone. If there are more than two dimensions, it draws the last
-        two that are sharded; if there are many blocks, those around this rank's.
+        It does not communicate, so any rank may call it alone. If there are more than two dimensions, it draws slices
+        along the last two that are sharded, one for each block of the others; if there are many blocks, those around
+        this rank's.
 
         Args:
             form: "text" prints it, "html" returns a string, "plot" draws with matplotlib and returns the Axes. None:
                 HTML in a notebook, else printed text.
-            ax: The matplotlib Axes for "plot"; None: new ones.
+            ax: The matplotlib Axes for "plot", inside of which all texts are, but for a line of the title. None: those
+                of a new figure.
 
         Example:
             >>> import meshdist
