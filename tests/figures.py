@@ -26,7 +26,7 @@ def texts_of(figure):
     """Return the texts of a figure but the labels of ticks, each with its bounding box in pixels."""
     from matplotlib.text import Text
 
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     unseen = set()
     for ax in figure.axes:
         for axis in (ax.xaxis, ax.yaxis):
