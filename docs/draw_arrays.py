@@ -9,7 +9,7 @@ from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch
 
 import meshdist
-from meshdist.mesh.show.legend import frame
+from meshdist.mesh.show.words import frame
 from meshdist.system.palette import fill
 from meshdist.tensor import DTensor, Partial, Replicate, Shard
 
@@ -34,6 +34,13 @@ LAYERS = {
 }
 
 
+def draw_blocks(x: DTensor, ax: Any) -> None:
+    """Draw the blocks of an array without the words around them."""
+    x.show("plot", ax=ax)
+    ax.get_legend().remove()
+    ax.set(title="", ylim=(ax.dataLim.y1 + 0.1, -0.4))
+
+
 def legend(figure: Any) -> None:
     """Explain frames and bands, below all panels."""
     band = tuple(Patch(facecolor=fill(rank, None)) for rank in range(2))
@@ -49,8 +56,7 @@ def draw_layers() -> None:
     figure, places = pyplot.subplots(2, 3, figsize=(7.0, 5.0), layout="constrained")
     for ax, (title, (shape, placement)) in zip(places.flat, LAYERS.items(), strict=True):
         block = [rows // (1 + (dim == getattr(placement, "dim", None))) for dim, rows in enumerate(shape)]
-        DTensor.from_local(meshdist.zeros(block), mesh, {"tp": placement}, shape=shape).show("plot", ax=ax)
-        ax.get_legend().remove()  # the same below each
+        draw_blocks(DTensor.from_local(meshdist.zeros(block), mesh, {"tp": placement}, shape=shape), ax)
         ax.set_title(f"{title}\n{placement!r}", fontsize="medium")
     legend(figure)
     figure.savefig(IMAGES / "array-layers.svg", bbox_inches="tight", metadata={"Date": None})
@@ -68,8 +74,7 @@ def main() -> None:
         for name, (placements, block) in PICTURES.items():
             x = DTensor.from_local(meshdist.zeros(block), mesh, placements, shape=(6, 8))
             figure, ax = pyplot.subplots(figsize=(3.6, 2.9), layout="constrained")
-            x.show("plot", ax=ax)
-            ax.get_legend().remove()
+            draw_blocks(x, ax)
             figure.legend(handles=[frame("rank 2 holds")], fontsize="small", frameon=False, loc="outside lower center")
             written = ", ".join(f"{axis!r}: {placement!r}" for axis, placement in placements.items())
             ax.set_title("{" + written.replace("}, '", "},\n'") + "}", fontsize="small")

@@ -8,7 +8,7 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from draw_arrays import legend
+from draw_arrays import draw_blocks, legend
 from matplotlib import pyplot
 from matplotlib.patches import Rectangle
 
@@ -62,8 +62,7 @@ def training_step() -> None:
         for ax, (name, (shape, placements)) in zip(places[:, ::2].flat, arrays.items(), strict=True):
             cut = [getattr(placement, "dim", None) for placement in placements.values()]
             block = [extent // (1 + (dim in cut)) for dim, extent in enumerate(shape)]
-            DTensor.from_local(np.zeros(block), mesh, placements, shape=shape).show("plot", ax=ax)
-            ax.get_legend().remove()  # the same below each
+            draw_blocks(DTensor.from_local(np.zeros(block), mesh, placements, shape=shape), ax)
             axes = " and\n".join(f"{_placed(placement)} along {axis}" for axis, placement in placements.items())
             ax.set_title(name, fontsize="medium", fontweight="bold", pad=10 + 11 * len(placements))
             middle = ax.title.get_position()[0]

@@ -73,6 +73,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def _array(x: Any, of: str, group: GroupLike) -> Any:
     """Return the array that the user's function `of` got."""
     try:

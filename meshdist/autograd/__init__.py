@@ -35,3 +35,7 @@ __all__ = [
     "value_and_grad",
     "vjp",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -14,3 +14,7 @@ from meshdist.runtime.call import Call, num_bytes
 from meshdist.runtime.waiting import Incoming, Waitable
 
 __all__ = ["BackendOptions", "Call", "Engine", "Incoming", "Plan", "Waitable", "Wrapper", "make_engine", "num_bytes"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

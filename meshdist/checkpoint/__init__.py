@@ -9,3 +9,7 @@ from meshdist.checkpoint.saving import PendingSave, save
 from meshdist.checkpoint.tree_names import PerRank, per_rank
 
 __all__ = ["CheckpointError", "PendingSave", "PerRank", "latest", "load", "per_rank", "save"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -14,3 +14,7 @@ __all__ = [
     "is_first_rank",
     "local_rank_here",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -190,3 +190,7 @@ __all__ = [
     "use_many_worlds",
     "world_changed",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

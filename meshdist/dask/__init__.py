@@ -20,3 +20,7 @@ from meshdist.dask.job_errors import RankError, WorkerLostError
 from meshdist.dask.partitions import from_dask
 
 __all__ = ["RankError", "WorkerLostError", "from_dask", "run"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

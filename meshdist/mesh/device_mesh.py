@@ -252,7 +252,8 @@ class DeviceMesh(MeshExchanges):
                 Axes. None: HTML in a notebook, else printed text.
             axis: Name or index of an axis whose groups to show instead of hosts; the calling rank's group is
                 highlighted.
-            ax: The matplotlib Axes for "plot"; None: new ones.
+            ax: The matplotlib Axes for "plot", inside of which all texts are, but for a line of the title. None: those
+                of a new figure.
 
         Raises:
             UnknownAxisError: The mesh has no such axis. The error is both a KeyError and a ValueError.

@@ -81,6 +81,11 @@ __all__ = [
     "zero_bubble",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 # Imported at first use: these need the package autograd, which the rest does without.
 _LAYERS = {
     "column_parallel": "tensor_layers",
@@ -101,6 +106,3 @@ if not TYPE_CHECKING:
 
         import_module("meshdist.autograd")  # which says what to install
         return getattr(import_module(f"meshdist.parallel.{_LAYERS[name]}"), name)
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *_LAYERS})

@@ -38,6 +38,11 @@ __all__ = [
     "quantization_pertensor",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _EPSILON = np.float32(np.finfo(np.float32).eps)
 _LEVELS = 255
 

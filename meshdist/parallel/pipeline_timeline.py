@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from meshdist.mesh.show import FORMS, in_notebook
 from meshdist.parallel.pipeline_actions import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, WORDS, Action
 from meshdist.parallel.pipeline_simulation import Span
+from meshdist.system.legends import legend_beside
 from meshdist.system.palette import fill
 
 
@@ -256,7 +257,8 @@ def _bar(span: Span, row: Sequence[Span], first: int, whole: float) -> str:
     begin, end = 100 * span.begin / whole, 100 * span.end / whole
     title = f"{span.action}: {WORDS[span.action.kind]}, {span.begin:.4g} to {span.end:.4g}"
     style = f"{_BAR};left:{begin:.3f}%;width:calc({end - begin:.3f}% - 1px);background:{colour(span.action, row)}"
-    return f'<span style="{style}" title="{title}">{label(span.action, first)}</span>'
+    # Behind the zero-width space, a label that is wider than its bar goes to a second line, which is hidden.
+    return f'<span style="{style}" title="{title}">&#8203;{label(span.action, first)}</span>'
 
 
 def kinds_of(timeline: Drawn) -> list[str]:
@@ -303,7 +305,7 @@ def as_plot(timeline: Drawn, ax: Any = None) -> Any:
         Patch(facecolor=fill(_NUMBER[kind], None), label=f"{kind}: {WORDS[kind]}") for kind in kinds_of(timeline)
     ]
     handles += [Patch(facecolor="none", label=line) for line in _notes(timeline)]
-    ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize="small")
+    legend_beside(ax, handles)
     _write_labels(ax, timeline)
     return ax
 
@@ -317,7 +319,7 @@ def _write_labels(ax: Any, timeline: Drawn) -> None:
     """Write its micro-batch into each bar that is wide enough."""
     from matplotlib.textpath import TextPath
 
-    ax.figure.draw_without_rendering()  # the layout decides the width of the bars
+    ax.figure.canvas.figure.draw_without_rendering()  # the layout decides the width of the bars
     points = ax.get_window_extent().width * 72.0 / ax.figure.dpi / (timeline.makespan or 1.0)
     widths: dict[str, float] = {}
     for rank, row in enumerate(timeline.rows):

@@ -1,20 +1,21 @@
 """Draw a timeline: a band for each rank, a bar for each call, arrows from senders to receivers.
 
 Sync calls fill the upper part of a band. Async calls overlap them: they have an outline, and lanes of their own below.
-A bar has the colour of its call and group, or of its call alone where these are too many, and its name where it fits.
-The usual calls have the same colours in all pictures.
+A bar has the colour of its call and group, or of its call alone where these are too many, and its name in or beside it
+where it fits. The usual calls have the same colours in all pictures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from typing import Any
 
 from meshdist.profiler.call_matching import pairs
 from meshdist.profiler.event import Event, Track
 from meshdist.profiler.summary import duration_text
+from meshdist.system.legends import legend_beside
 from meshdist.system.palette import NUM_COLOURS, PLAIN, fill
 
 # Thin lines over the colour of a bar, which remains. Not over a translucent white: SVG files would have pale lines too.
@@ -48,6 +49,7 @@ _WIDTH_IN = 10.0
 _FONT_PT = 8.0
 _SMALLEST_PT = 6.0
 _LETTER = 0.62  # the mean width of a letter, in font sizes
+_APART_PT = 4.0  # from a name beside a bar to what comes next
 _LINE = 1.25  # the height of a line of text, in font sizes
 _LEAST_WIDTH = 0.0025  # of a bar, as a share of the axis: shorter calls are drawn so wide
 
@@ -170,7 +172,7 @@ class _Plot:
         shown = self._shown_ns / self._unit_ns
         edge = (_OUTLINE if event.is_async else "#ffffff") if bar.width > 0.004 * shown else "none"
         colours: dict[str, Any] = {"facecolor": self._colour(event), "edgecolor": edge, "linewidth": 0.6}
-        width = max(bar.width, _LEAST_WIDTH * shown)
+        width = self._drawn_width(bar)
         # The short ones are in front: a longer neighbour that begins within their least width would hide them.
         zorder = 2 if width == bar.width else 2.5
         self._ax.add_patch(Rectangle((bar.begin, bar.top), width, bar.height, zorder=zorder, **colours))
@@ -179,6 +181,9 @@ class _Plot:
             self._ax.add_patch(
                 Rectangle((bar.begin, bar.top), waited, bar.height, facecolor="none", zorder=3, **_WAITING)
             )
+
+    def _drawn_width(self, bar: _Bar) -> float:
+        return max(bar.width, _LEAST_WIDTH * self._shown_ns / self._unit_ns)
 
     def _draw_arrows(self, most: int) -> tuple[int, int]:
         """Draw the messages that took longest, over the bars and below their names; return how many of how many."""
@@ -224,32 +229,57 @@ class _Plot:
             where = {"loc": "outside lower left", "ncols": columns}
             self._ax.figure.legend(handles=handles, frameon=False, fontsize="small", **where)
         else:
-            self._ax.legend(
-                handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize="small"
-            )
+            legend_beside(self._ax, handles)
 
     def _draw_names(self) -> None:
-        """Write into the visible part of each bar the longest form of its name that fits."""
-        from matplotlib.patheffects import withStroke
-
+        """Write the names of the calls into their bars, or beside bars that are too short."""
         ax = self._ax
-        on_hatching = [withStroke(linewidth=2.0, foreground="#ffffffcc")]
-        ax.figure.draw_without_rendering()  # the layout decides the size of the axes
+        ax.figure.canvas.figure.draw_without_rendering()  # the layout decides the size of the axes
         window, points = ax.get_window_extent(), 72.0 / ax.figure.dpi
-        points_x = window.width * points / (self._shown_ns / self._unit_ns)
-        points_y = window.height * points / len(self._tracks)
-        first, last = ax.get_xlim()
+        per_point = self._shown_ns / self._unit_ns / (window.width * points)
+        height = window.height * points / len(self._tracks)
+        lanes: dict[tuple[int, float], list[_Bar]] = {}
         for bar in self._bars:
-            begin, end = max(bar.begin, first), min(bar.begin + bar.width, last)
-            largest = min(_FONT_PT, bar.height * points_y / _LINE)
-            forms = (self._name(bar.event), largest), (bar.event.name, largest), (bar.event.name, _SMALLEST_PT)
+            lanes.setdefault((bar.row, bar.top), []).append(bar)
+        for lane in lanes.values():
+            self._draw_names_of(lane, per_point, height)
+
+    def _draw_names_of(self, lane: Sequence[_Bar], per_point: float, height: float) -> None:
+        """Write the names in a lane; a point is `per_point` units of time, a rank has a height of so many points."""
+        first, last = self._ax.get_xlim()
+        free_from = first
+        for bar, following in zip_longest(lane, lane[1:]):
+            begin, end = max(bar.begin, first), min(bar.begin + self._drawn_width(bar), last)
+            free_to = last if following is None else following.begin
+            largest = min(_FONT_PT, bar.height * height / _LINE)
+            name, short = self._name(bar.event), bar.event.name
+            forms = [(name, largest), (short, largest), (short, _SMALLEST_PT)] if largest >= _SMALLEST_PT else []
             for text, size in forms:
-                if _SMALLEST_PT <= size <= largest and len(text) * _LETTER * size <= (end - begin) * points_x - 2:
-                    middle = (begin + end) / 2, bar.top + bar.height / 2
-                    stroke = None if bar.event.waits_for is None else on_hatching
-                    where = {"ha": "center", "va": "center_baseline", "clip_on": True, "zorder": 4}
-                    ax.text(*middle, text, fontsize=size, color="#111111", path_effects=stroke, **where)
-                    break
+                width = (len(text) * _LETTER * size + 2) * per_point
+                beside = width + _APART_PT * per_point
+                if width <= end - begin:
+                    self._write_name(bar, text, size, (begin + end) / 2, "center")
+                elif text == short and beside <= free_to - end:
+                    self._write_name(bar, text, size, end + per_point, "left")
+                    end += beside
+                elif text == short and beside <= begin - free_from:
+                    self._write_name(bar, text, size, begin - per_point, "right")
+                else:
+                    continue
+                break
+            free_from = max(free_from, end)
+
+    def _write_name(self, bar: _Bar, text: str, size: float, x: float, side: str) -> None:
+        how: dict[str, Any] = {
+            "fontsize": size,
+            "color": "#111111",
+            "va": "center_baseline",
+            "clip_on": True,
+            "zorder": 4,
+        }
+        if side == "center" and bar.event.waits_for is not None:  # no hatching behind the letters
+            how["bbox"] = {"facecolor": self._colour(bar.event), "edgecolor": "none", "pad": 1.0}
+        self._ax.text(x, bar.top + bar.height / 2, text, ha=side, **how)
 
 
 def colours_of(kinds: Sequence[str]) -> dict[str, int]:

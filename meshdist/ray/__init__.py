@@ -42,6 +42,10 @@ _LATER = {
 __all__ = ["MeshdistConfig", "get_group", "register", "run", "use_world"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'meshdist.ray' has no attribute {name!r}")

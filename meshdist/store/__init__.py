@@ -7,3 +7,7 @@ from meshdist.store.request import HashStore
 from meshdist.store.tcp import TCPStore
 
 __all__ = ["FileStore", "HashStore", "PrefixStore", "Store", "TCPStore"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

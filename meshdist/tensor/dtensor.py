@@ -43,6 +43,9 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
     Wrong arguments raise an error on all ranks; errors that depend on the elements, such as a singular matrix, are
     raised only on the ranks that hold these elements.
 
+    `print(x)` shows this rank's block, as NumPy does, below a line about the array. `repr` is that line alone. Neither
+    communicates.
+
     Create DTensors by `distribute_tensor`, `DTensor.from_local`, `DTensor.from_callback`, `zeros`, `ones`, `full`,
     `empty` or `arange`. All ranks of the mesh must create them, and call operations that communicate, in the same
     order.
@@ -216,21 +219,29 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
 
     def __repr__(self) -> str:
         described = placements_text(self.placements, self._mesh.mesh_dim_names)
+        return f"DTensor({self.shape} {self.dtype} as {described}, {self._held_text()})"
+
+    def __str__(self) -> str:
+        described = self._layout.describe(self._mesh.mesh_dim_names)
+        return f"{self.dtype} {described}, {self._held_text()}:\n{self._local}"
+
+    def _held_text(self) -> str:
         held = ", ".join(f"{part.start}:{part.stop}" for part in self.index)
-        rank = f"rank {self._mesh.get_rank()} holds [{held}]"
-        return f"DTensor({self.shape} {self.dtype} as {described}, {rank})"
+        return f"rank {self._mesh.get_rank()} holds {'a part of ' if self._layout.pending else ''}[{held or '...'}]"
 
     @explaining
     def show(self, form: str | None = None, ax: Any = None) -> Any:
         """Draw which rank holds which part of the array: its blocks, each with the ranks that hold it.
 
-        It does not communicate, so any rank may call it alone. If there are more than two dimensions, it draws the last
-        two that are sharded; if there are many blocks, those around this rank's.
+        It does not communicate, so any rank may call it alone. If there are more than two dimensions, it draws slices
+        along the last two that are sharded, one for each block of the others; if there are many blocks, those around
+        this rank's.
 
         Args:
             form: "text" prints it, "html" returns a string, "plot" draws with matplotlib and returns the Axes. None:
                 HTML in a notebook, else printed text.
-            ax: The matplotlib Axes for "plot"; None: new ones.
+            ax: The matplotlib Axes for "plot", inside of which all texts are, but for a line of the title. None: those
+                of a new figure.
 
         Example:
             >>> import meshdist

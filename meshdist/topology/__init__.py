@@ -8,3 +8,7 @@ from meshdist.topology.planning import Candidate, Plan, plan
 from meshdist.topology.topology import Placement, Topology
 
 __all__ = ["Candidate", "CostModel", "Curve", "Link", "Part", "Placement", "Plan", "Topology", "calibrate", "plan"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

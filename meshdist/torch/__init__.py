@@ -24,3 +24,7 @@ register()
 use_launchers_store()
 
 __all__ = ["from_torch", "to_torch"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

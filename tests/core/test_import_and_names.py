@@ -2,7 +2,7 @@
 
 import ast
 import copy
-import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import types
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -223,6 +224,27 @@ def test_the_right_spelling_is_named_for_groups_and_meshes():
 def test_dir_shows_the_public_names():
     assert dir(meshdist) == sorted(meshdist.__all__)
     assert all(hasattr(meshdist, name) for name in dir(meshdist))
+
+
+# The modules of the package that say what their API is, and the one below them that does.
+PACKAGE = Path(meshdist.__file__).parent
+WITH_API = [
+    *(path.stem for path in PACKAGE.glob("[!_]*.py") if "\n__all__ = " in path.read_text()),
+    *(path.parent.name for path in PACKAGE.glob("*/__init__.py") if "\n__all__ = " in path.read_text()),
+    "parallel.communication_hooks",
+]
+
+
+NEEDED = {"autograd": "autograd", "dask": "distributed", "ray": "ray", "torch": "torch"}
+
+
+@pytest.mark.parametrize("name", sorted(WITH_API))
+def test_dir_of_a_module_shows_its_api_alone(name):
+    needed = NEEDED.get(name, "numpy")
+    if importlib.util.find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed")
+    # In a process of its own, into which torch and Ray are loaded.
+    loaded_by(f"import meshdist.{name} as module; assert dir(module) == sorted(module.__all__), dir(module)")
 
 
 def test_private_names_of_torch_that_scripts_call():

@@ -120,7 +120,8 @@ def test_window_around():
 
 
 def test_panels_across():
-    assert (panels_across(8, 5, 9.2), panels_across(1, 5, 9.2), panels_across(8, 3, 3.2)) == (2, 1, 4)
+    assert (panels_across(8, 5, 9.2, 1.5), panels_across(1, 5, 9.2, 1.5), panels_across(8, 3, 3.2, 1.5)) == (2, 1, 4)
+    assert (panels_across(2, 2, 2, 3), panels_across(2, 2, 2, 0.5)) == (2, 1)  # wide, and tall
 
 
 def test_mark():

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from figures import axes_of_figures, texts_of, unreadable
 
 import meshdist
 from meshdist.mesh.layout.layout import Layout
@@ -172,6 +173,38 @@ def test_the_words_around_a_plot_are_no_wider_than_its_cells():
         assert (box.x0 + box.x1) / 2 == pytest.approx((left + right) / 2, abs=2)
         assert box.width <= 1.02 * (right - left)
     pyplot.close(ax.figure)
+
+
+@pytest.mark.parametrize(
+    ("shape", "names"),
+    [
+        ((2, 2, 2), ("dp", "pp", "tp")),
+        ((3, 2, 2, 2), ("a", "b", "c", "d")),
+        ((4, 4), ("data_parallel", "tensor_parallel")),
+        ((64,), ("dp",)),
+        pytest.param((4, 4, 8), None, marks=pytest.mark.slow),
+    ],
+)
+def test_all_texts_of_a_plot_can_be_read(shape, names):
+    mesh = Layout(np.arange(np.prod(shape)).reshape(shape), names)
+    for places in axes_of_figures():
+        shown = [show(mesh, TwoHosts(5), "plot", None, ax) for ax in places]
+        assert unreadable(shown[0].figure.canvas.figure) == []
+
+
+def test_there_is_more_space_between_the_grids_of_a_plot_than_inside_them():
+    for places in axes_of_figures():
+        for ax in places:
+            made = show(Layout(np.arange(8).reshape(2, 2, 2), ("dp", "pp", "tp")), None, "plot", None, ax)
+        figure = made.figure.canvas.figure
+        # Of equal labels, that of the first grid.
+        box_of = {text.get_text(): box for text, box in reversed(texts_of(figure)) if text.axes is made}
+        cells = [patch.get_window_extent() for patch in made.patches]
+        if cells[4].x0 > cells[1].x1:  # side by side
+            between = box_of["dp=1"].x0 - max(box_of["tp=1"].x1, cells[1].x1)
+        else:
+            between = cells[2].y0 - box_of["dp=1"].y1
+        assert between > cells[1].x0 - cells[0].x1
 
 
 def test_a_worker_of_a_notebook_marks_no_rank_in_any_form(monkeypatch, capsys):

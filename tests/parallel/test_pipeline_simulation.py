@@ -1,9 +1,11 @@
 """Simulated pipelines have the bubbles and the activations of the papers; their drawings show them."""
 
 import itertools
+import re
 import sys
 
 import pytest
+from figures import unreadable
 
 import meshdist as dist
 from meshdist.parallel import (
@@ -90,6 +92,8 @@ def test_html_names_each_action_and_its_time():
     assert "ZBV: makespan 25, bubble 4.0%" in html
     assert zbv(2, 4)._repr_html_() == zbv(2, 4).simulate()._repr_html_() == html
     assert Schedule(["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"])._repr_html_() is None  # it deadlocks
+    # A zero-width space lets a label that is wider than its bar wrap, out of sight: no number is cut.
+    assert all(bar.startswith("&#8203;") for bar in re.findall(r'title="[^"]*">([^<]*)</span>', html))
     assert "&lt;b&gt;" in Schedule(["0F0"], name="<b>").show("html")
 
 
@@ -120,6 +124,15 @@ def test_plot_writes_only_labels_that_fit():
     ax = gpipe(2, 200).show("plot")
     assert len(ax.texts) == 0
     pyplot.close(ax.figure)
+
+
+def test_the_legend_of_a_plot_is_in_the_figure():
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    for layout in (None, "constrained"):
+        figure, ax = pyplot.subplots(layout=layout)
+        zbv(2, 4).show("plot", ax=ax)
+        assert unreadable(figure) == []
+        pyplot.close(figure)
 
 
 def test_other_forms_are_refused(monkeypatch):

@@ -16,6 +16,7 @@ from time import perf_counter_ns
 
 import numpy as np
 import pytest
+from figures import unreadable
 
 import meshdist as dist
 from meshdist.profiler.call_matching import pairs, with_waits
@@ -441,9 +442,47 @@ def test_the_picture():
     arrows = [text for text in ax.texts if not text.get_text()]
     assert len(arrows) == 2
     assert min(arrow.get_zorder() for arrow in arrows) > max(bar.get_zorder() for bar in ax.patches)
-    written = [text.get_text() for text in ax.texts if text.get_text()]
-    assert written[:2] == ["all_reduce", "recv"]  # of rank 0
-    assert len(written) < len(list(timeline()))  # a recv of 1 ms has no room
+    written = [text for text in ax.texts if text.get_text()]
+    assert [text.get_text() for text in written[:2]] == ["all_reduce", "recv"]  # of rank 0
+    assert len(written) == len(list(timeline()))
+    assert unreadable(ax.figure) == []
+    # The recv of rank 2 takes 1 ms: its name is beside the bar.
+    bars = [patch.get_window_extent() for patch in ax.patches if patch.get_width() == pytest.approx(1)]
+    assert sum(0 <= written[-1].get_window_extent().x0 - bar.x1 < 5 for bar in bars) == 1
+
+
+def test_no_hatching_crosses_a_name():
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from matplotlib.figure import Figure
+
+    ax = timeline().plot(Figure().subplots())
+    ax.figure.draw_without_rendering()
+    hatched = [patch for patch in ax.patches if patch.get_hatch()]
+    names = [text for text in ax.texts if text.get_text()]
+    crossed = [
+        name for name in names if any(name.get_window_extent().overlaps(patch.get_window_extent()) for patch in hatched)
+    ]
+    assert crossed
+    for name in crossed:
+        ground, box = name.get_bbox_patch(), name.get_window_extent()
+        assert ground.get_facecolor()[3] == 1
+        assert ground.get_window_extent().x0 <= box.x0 < box.x1 <= ground.get_window_extent().x1
+
+
+def test_names_of_short_calls_are_written_where_there_is_room():
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from matplotlib.figure import Figure
+
+    def written(*begins):
+        calls = [made_up("all_reduce", begin, begin + 1, number) for number, begin in enumerate(begins)]
+        ax = Timeline([Track(0, "here", 0, 100 * MS, calls)]).plot(Figure(figsize=(10, 4)).subplots())
+        assert unreadable(ax.figure) == []
+        return len([text for text in ax.texts if text.get_text()])
+
+    assert written(20, 60) == 2
+    assert written(99) == 1  # before the bar
+    assert written(20, 22, 24, 26) == 2  # before the first and after the last one
+    assert written(*range(0, 100, 2)) == 0
 
 
 @pytest.mark.parametrize(("arrows", "told"), [(0, []), (1, ["message (the longest 1 of 2)"]), (2, ["message"])])
@@ -484,7 +523,7 @@ def test_the_name_of_a_call_is_in_its_visible_part():
     tracks = [Track(rank, "here", 0, 100 * MS, calls) for rank, calls in enumerate((first, second))]
     ax = Timeline(tracks).plot(Figure(figsize=(10, 2)).subplots())
     assert ax.get_xlim()[0] == 80
-    (name,) = [text for text in ax.texts if text.get_text()]
+    _, name = [text for text in ax.texts if text.get_text()]
     name_box, visible = name.get_window_extent(), ax.get_window_extent()
     assert visible.x0 <= name_box.x0
     assert name_box.x1 <= visible.x0 + visible.width / 2  # the call ends at 90 of 80 to 100

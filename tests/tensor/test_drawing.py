@@ -6,6 +6,7 @@ import sys
 import types
 
 import pytest
+from figures import axes_of_figures, unreadable
 
 import meshdist
 from meshdist.tensor import DTensor, Partial, Replicate, Shard, zeros
@@ -84,11 +85,17 @@ TEXTS = [
         (4, 5, 6, 7),
         {"dp": Shard(0), "tp": Shard(1), "pp": Shard(3)},
         [
+            "[0:2, :, :, :]",
+            "     0:4 4:7",
+            " 0:3  0   1",
+            " 3:5  2   3",
+            "",
+            "[2:4, :, :, :]",
             "     0:4 4:7",
             " 0:3  4  [5]",
             " 3:5  6   7",
             "",
-            "down: dimension 1; across: dimension 3; at 2:4 of dimension 0, which this rank holds",
+            "down: dimension 1; across: dimension 3",
         ],
     ),
     ((1,), 0, (0, 4), {"dp": Shard(1)}, ["     0:4", " 0:0 [0]"]),
@@ -161,17 +168,61 @@ def test_plot_draws_into_the_given_axes():
     pyplot.close(made.figure)
 
 
-def test_the_words_around_a_plot_fit_into_it():
-    pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
-    pyplot.switch_backend("agg")
-    with meshdist.dry_run(world_size=8, rank=0):
-        ax = array((2, 2, 2), 0, (4, 6), {"dp": Shard(0), "tp": Partial()}).show("plot")
-    ax.figure.canvas.draw()
-    for part in (ax.title, ax.get_legend()):
-        box = part.get_window_extent()
-        assert 0 <= box.x0 < box.x1 <= ax.figure.bbox.width
-        assert 0 <= box.y0 < box.y1 <= ax.figure.bbox.height
-    pyplot.close(ax.figure)
+# Meshes, shapes of arrays and placements: tall, wide, of one dimension and of none, of many ranks, in several slices.
+PLOTTED = [
+    ((2, 2, 2), (5, 7), {"dp": Shard(0), "tp": Shard(0)}),
+    ((4, 2), (512, 16), {"dp": Shard(0)}),
+    ((32,), (10**6, 4), {"dp": Shard(0)}),
+    ((32,), (4, 10**6), {"dp": Shard(1)}),
+    ((2, 2, 2), (4, 6), {"dp": Shard(0), "tp": Partial()}),
+    ((8,), (1000,), {"dp": Shard(0)}),
+    ((1,), (1, 1), {"dp": Shard(0)}),
+    ((2, 2), (), {}),
+    ((64, 64), (10**6, 5000), {"dp": Shard(1), "tp": Partial()}),
+    pytest.param((64, 64), (10**6, 5000), {"dp": Shard(0), "tp": Shard(1)}, marks=pytest.mark.slow),
+    ((2, 2, 2), (6, 4, 8), {"dp": Shard(0), "tp": Shard(1), "pp": Shard(2)}),
+    pytest.param((8, 4, 4), (64, 16, 16), {"dp": Shard(0), "tp": Shard(1), "pp": Shard(2)}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("mesh_shape", "shape", "placements"), PLOTTED)
+def test_all_texts_of_a_plot_can_be_read(mesh_shape, shape, placements):
+    with meshdist.dry_run(world_size=math.prod(mesh_shape), rank=0):
+        x = array(mesh_shape, 0, shape, placements)
+        for places in axes_of_figures():
+            shown = [x.show("plot", ax=ax) for ax in places]
+            assert unreadable(shown[0].figure.canvas.figure) == []
+
+
+def ranks_drawn(form, mesh_shape, shape, placements):
+    with meshdist.dry_run(world_size=math.prod(mesh_shape), rank=0):
+        x = array(mesh_shape, 0, shape, placements)
+        if form == "html":
+            return re.findall(r"<td[^>]*>(\d+)</td>", x.show("html"))
+        pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+        pyplot.switch_backend("agg")
+        ax = x.show("plot")
+        pyplot.close(ax.figure)
+    return [text.get_text() for text in ax.texts if text.get_text().isdecimal()]
+
+
+@pytest.mark.parametrize("form", ["html", "plot"])
+def test_every_rank_is_in_one_of_the_slices(form):
+    three, four = (6, 4, 8), (4, 4, 4, 4)
+    cut = {"dp": Shard(0), "tp": Shard(1), "pp": Shard(2)}
+    assert sorted(map(int, ranks_drawn(form, (2, 2, 2), three, cut))) == [*range(8)]
+    assert sorted(map(int, ranks_drawn(form, (4, 2, 2), three, cut))) == [*range(16)]
+    assert sorted(map(int, ranks_drawn(form, (4, 2), four, {"dp": Shard(3), "tp": Shard(0)}))) == [*range(8)]
+    nested = {"dp": Shard(0), "tp": Shard(0), "pp": Shard(1)}
+    assert sorted(map(int, ranks_drawn(form, (2, 2, 2), four, nested))) == [*range(8)]
+
+
+def test_slices_that_are_left_out_are_counted(capsys):
+    cut = {"dp": Shard(0), "tp": Shard(1), "pp": Shard(2)}
+    lines = drawn(capsys, (16, 16, 16), 2000, (64, 64, 64), cut)
+    assert len(lines) < 30
+    assert any("[2000]" in line for line in lines)
+    assert lines[-1] == "80 of 4096 blocks are shown, in 2 of 16 slices"
 
 
 def test_the_title_of_a_plot_breaks_between_axes():

@@ -127,6 +127,25 @@ def test_what_an_array_says() -> None:
     )
 
 
+def test_what_is_printed_of_an_array() -> None:
+    def program() -> Any:
+        mesh = mesh_2x2()
+        cut = distribute_tensor(WHOLE, mesh, {"dp": Shard(0)})
+        pending = distribute_tensor(np.array([2.0, 3.0]), mesh, {"tp": Partial("max")})
+        large = zeros((4000, 2), mesh=mesh)
+        if mesh.get_rank() == 3:  # no other rank takes part
+            return str(cut), f"{pending}", str(large.T[0, 0]), str(large)
+        return None
+
+    cut, pending, number, large = meshdist.run(program, 4)[3]
+    assert cut == (f"float64 (5, 3) as {{'dp': Shard(0), 'tp': Replicate()}}, rank 3 holds [3:5, 0:3]:\n{WHOLE[3:]}")
+    assert pending.startswith(
+        "float64 (2,) as {'dp': Replicate(), 'tp': Partial('max')}, rank 3 holds a part of [0:2]:\n"
+    )
+    assert number == "float64 () as {'dp': Replicate(), 'tp': Replicate()}, rank 3 holds [...]:\n0.0"
+    assert len(large.splitlines()) == 8  # shortened by NumPy
+
+
 def test_a_cut_array_does_not_become_a_whole_one_unasked() -> None:
     def program() -> None:
         mesh = mesh_2x2()

@@ -168,12 +168,12 @@ def _mappings(layout: Layout, at: Sequence[int] | None) -> tuple[Window, Window,
     row = place[-2] if layout.ndim > 1 else 0
     sizes = num_panels, num_rows, num_columns
     is_whole = all(size <= limit for size, limit in zip(sizes, WHOLE, strict=True))
-    most = WHOLE if is_whole else _most_on_a_screen(num_panels, num_rows)
+    most = WHOLE if is_whole else most_on_a_screen(num_panels, num_rows)
     outer_window, rows, columns = map(Window.around, (outer, row, place[-1]), most, sizes)
     return outer_window, rows, columns
 
 
-def _most_on_a_screen(num_panels: int, num_rows: int) -> tuple[int, int, int]:
+def most_on_a_screen(num_panels: int, num_rows: int) -> tuple[int, int, int]:
     """Return how many panels, rows and columns fit on a screen."""
     if num_panels == 1:
         return 1, _MOST_ROWS, _MOST_COLUMNS

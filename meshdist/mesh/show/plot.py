@@ -6,20 +6,17 @@ import math
 from typing import Any
 
 from meshdist.mesh.show.grid import Cell, Grid, Panel
-from meshdist.mesh.show.legend import frame, legend_below, title_above, width_in_of
 from meshdist.mesh.show.text import CUT, has_letters, legend_of_hosts, mark
+from meshdist.mesh.show.words import Extent, Scale, Words, axes_around, box_of, frame, small_pt, text_width_in
 from meshdist.system.palette import MINE, fill
 
-# Inches: the size of a cell, and the space of the title and of a line of the legend.
-_CELL, _TITLE, _LINE = 0.7, 0.4, 0.2
-_MARGIN = 0.15  # above and below all
-# In cells: the gap beside a panel, the width of a letter of its labels, and the space above it including the labels.
-_GAP, _LETTER, _ABOVE = 0.3, 0.11, 0.75
-# In cells, from the middle of a row of cells to that of the labels above.
-_TO_LABELS = 0.65
-# The space above the labels of the first row, and below the last one.
-_TOP, _BOTTOM = 0.2, 0.15
-# Panels are arranged in a shape close to this width by height, with few empty places.
+# Of a cell: in a figure of our own, and in given Axes, where smaller cells have smaller texts.
+_CELL_IN, _LEAST_CELL_IN = 0.7, 0.4
+# In cells: the space around the labels of a row, and from the middle of a row of cells to that of the labels above.
+_GAP, _TO_LABELS = 0.3, 0.65
+# In cells: between panels, one below the other; above the labels of the first row; below the last row.
+_BETWEEN, _TOP, _BOTTOM = 1.0, 0.2, 0.15
+# In a figure of our own, panels are arranged in a shape close to this width by height, with few empty places.
 _ASPECT, _EMPTY = 1.5, 2.5
 # Text below fewer cells has the width of so many.
 _LEAST_ACROSS = 4
@@ -27,53 +24,40 @@ _LEAST_ACROSS = 4
 
 def as_plot(grid: Grid, ax: Any = None) -> Any:
     try:
-        from matplotlib import pyplot
+        import matplotlib  # noqa: F401
     except ImportError as error:
         raise ImportError(
             "DeviceMesh.show: form='plot' needs matplotlib; pip install matplotlib, or use form='text'"
         ) from error
-    entries = _entries(grid)
-    num_rows, num_columns = len(grid.row_labels), len(grid.column_labels)
-    letters = max(map(len, [*grid.row_labels, *(panel.title for panel in grid.panels)]))
-    beside = _GAP + _LETTER * letters
-    across = panels_across(len(grid.panels), num_rows + _ABOVE, num_columns + beside)
-    width = across * (num_columns + beside)
+    cell_in = _CELL_IN if ax is None else _LEAST_CELL_IN
+    num_rows = len(grid.row_labels)
+    widest_in = max(text_width_in(label, small_pt()) for label in grid.column_labels)
+    cell_width = max(1.0, widest_in / cell_in + _GAP)
+    width = cell_width * len(grid.column_labels)
+    titles = max(text_width_in(panel.title, small_pt(), "bold") for panel in grid.panels)
+    labels_in = max(titles, *(text_width_in(label, small_pt()) for label in grid.row_labels))
+    beside = labels_in / cell_in + 2 * _GAP
+    aspect = _ASPECT if ax is None else box_of(ax).width / box_of(ax).height
+    across = panels_across(len(grid.panels), num_rows + _BETWEEN, width + beside, aspect)
     down = math.ceil(len(grid.panels) / across)
-    top, bottom = -_TO_LABELS - _TOP, down * (num_rows + _ABOVE) - _ABOVE - 0.5 + _BOTTOM
-    cells = max(width - beside, _LEAST_ACROSS)
-    is_own = ax is None
-    if is_own:
-        lines = len(entries) + len(grid.notes) + 1
-        wider = (cells + beside - width) / 2  # how far the text reaches beyond the cells on each side
-        size = (_CELL * (cells - wider + max(beside, wider) + _GAP), _CELL * (bottom - top) + _TITLE + _LINE * lines)
-        _, ax = pyplot.subplots(figsize=size, layout="constrained")
-        width_in = _CELL * cells
-    else:
-        width_in = width_in_of(ax)
+    # From the left of the first cell on.
+    right, bottom = across * (width + beside) - beside, down * (num_rows + _BETWEEN) - _BETWEEN - 0.5
+    extent = Extent(-beside, right + beside, -_TO_LABELS - _TOP, bottom + _BOTTOM)
+    words = Words(grid.headline, _entries(grid), grid.notes)
+    ax, scale = axes_around(extent, cell_in, words, cell_in * max(right, _LEAST_ACROSS), ax)
     for number, panel in enumerate(grid.panels):
         row, column = divmod(number, across)
-        _draw_panel(ax, grid, panel, column * (num_columns + beside), row * (num_rows + _ABOVE))
-    ax.set_xlim(-0.5 - beside, width - 0.5 - beside)
-    ax.set_ylim(bottom, top)
-    ax.set_aspect("equal")
-    ax.set_axis_off()
-    # Above and below the middle of the cells: the labels of the rows are all on the left.
-    middle = (width - beside - 1) / 2
-    title_above(ax, grid.headline, middle, width_in)
-    legend_below(ax, entries, grid.notes, middle, width_in)
-    if is_own:  # the columns of the legend decide its height
-        ax.figure.draw_without_rendering()
-        # In whole tenths: text is not equally high with all versions of matplotlib.
-        height_in = math.ceil(10 * (ax.figure.get_tightbbox().height + _MARGIN)) / 10
-        ax.figure.set_figheight(min(height_in, ax.figure.get_figheight()))
+        _draw_panel(ax, grid, panel, column * (width + beside), row * (num_rows + _BETWEEN), cell_width, scale)
     return ax
 
 
-def panels_across(count: int, height: float, width: float) -> int:
+def panels_across(count: int, height: float, width: float, aspect: float) -> int:
+    """Return how many panels of this size to draw side by side, for a picture of about this width by height."""
+
     def cost(across: int) -> float:
         down = math.ceil(count / across)
         empty = across * down - count
-        return abs(math.log(across * width / (down * height) / _ASPECT)) + _EMPTY * empty / count
+        return abs(math.log(across * width / (down * height) / aspect)) + _EMPTY * empty / count
 
     return min(range(1, count + 1), key=cost)
 
@@ -91,46 +75,55 @@ def _entries(grid: Grid) -> list[Any]:
     return [*entries, frame(grid.frame_text)] if grid.frame_text else entries
 
 
-def _draw_panel(ax: Any, grid: Grid, panel: Panel, left: float, top: float) -> None:
+def _draw_panel(ax: Any, grid: Grid, panel: Panel, left: float, top: float, cell_width: float, scale: Scale) -> None:
     def write(x: float, y: float, text: str, side: str = "center", **how: Any) -> None:
-        ax.text(left + x, top + y, text, ha=side, va="center", **how)
+        ax.text(left + x, top + y, text, ha=side, va="center", **{"fontsize": scale.label_pt, **how})
 
-    pale = {"color": "#666666", "fontsize": "small"}
+    pale = {"color": "#666666"}
     lettered = has_letters(grid)
+    right = cell_width * len(grid.column_labels)
     if panel.title:
-        write(-0.8 if grid.columns.is_cut_before else -0.6, -_TO_LABELS, panel.title, "right", color="#444444")
+        write(-_GAP if grid.columns.is_cut_before else -0.1, -_TO_LABELS, panel.title, "right", fontweight="bold")
     if grid.columns.is_cut_before:
-        write(-0.65, -_TO_LABELS, CUT, **pale)
+        write(-0.15, -_TO_LABELS, CUT, **pale)
     if grid.columns.is_cut_after:
-        write(len(grid.column_labels) - 0.4, -_TO_LABELS, CUT, **pale)
+        write(right + 0.1, -_TO_LABELS, CUT, **pale)
     if grid.rows.is_cut_before:
-        write(-0.6, -0.45, CUT, "right", **pale)
+        write(-0.1, -0.45, CUT, "right", **pale)
     if grid.rows.is_cut_after:
-        write(-0.6, len(grid.row_labels) - 0.55, CUT, "right", **pale)
+        write(-0.1, len(grid.row_labels) - 0.55, CUT, "right", **pale)
     for column, label in enumerate(grid.column_labels):
-        write(column, -_TO_LABELS, label, **pale)
+        write((column + 0.5) * cell_width, -_TO_LABELS, label, **pale)
     for row, (label, cells) in enumerate(zip(grid.row_labels, panel.rows, strict=True)):
-        write(-0.6, row, label, "right", **pale)
+        write(-0.1, row, label, "right", **pale)
         for column, cell in enumerate(cells):
-            _draw(ax, cell, grid.fill(cell), left + column, top + row)
+            x, y = left + column * cell_width, top + row
+            _draw(ax, cell, grid.fill(cell), x, y, cell_width, scale, 0.75 if lettered else 1.0)
             if lettered and cell.host is not None:
-                write(column + 0.42, row + 0.32, mark(cell.host), "right", color="black", fontsize="x-small")
+                letter = mark(cell.host)
+                size = scale.number_pt(letter, 0.3, 0.2)
+                write((column + 1) * cell_width - 0.08, row + 0.34, letter, "right", color="black", fontsize=size)
 
 
-def _draw(ax: Any, cell: Cell, colour: str, column: float, row: float) -> None:
+def _draw(
+    ax: Any, cell: Cell, colour: str, left: float, middle: float, width: float, scale: Scale, height: float
+) -> None:
+    """Draw a cell; its number has this height, beside which there is room for a letter."""
     from matplotlib.patches import Rectangle
 
     marked = cell.is_mine or cell.is_with_me
-    ax.add_patch(
-        Rectangle(
-            (column - 0.46, row - 0.46),
-            0.92,
-            0.92,
-            facecolor=colour,
-            edgecolor=MINE if marked else "white",
-            linewidth=2.5 if marked else 1.0,
-        )
+    edge: dict[str, Any] = {
+        "edgecolor": MINE if marked else "white",
+        "linewidth": scale.frame_pt if marked else 1.0,
+    }
+    ax.add_patch(Rectangle((left + 0.04, middle - 0.46), width - 0.08, 0.92, facecolor=colour, **edge))
+    ax.text(
+        left + width / 2,
+        middle,
+        str(cell.rank),
+        ha="center",
+        va="center",
+        color="black",
+        fontweight="bold" if cell.is_mine else "normal",
+        fontsize=scale.number_pt(str(cell.rank), width, height),
     )
-    weight = "bold" if cell.is_mine else "normal"
-    size = "medium" if cell.rank < 10_000 else "small"
-    ax.text(column, row, str(cell.rank), ha="center", va="center", color="black", fontweight=weight, fontsize=size)
