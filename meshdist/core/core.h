@@ -216,6 +216,13 @@ typedef struct {
     PyObject *announced, *follow;
     Py_ssize_t mode;
     long pid;
+    /* Which way is the faster one for a message that may be announced, and has room: some are timed, in turns. */
+    struct {
+        uint32_t messages;
+        bool announces;
+        int64_t began_ns;   /* of the message that is timed, or 0 */
+        int64_t best_ns[2]; /* through the ring, and announced */
+    } trial;
 } Ring;
 
 extern PyTypeObject *ring_type;
@@ -225,9 +232,11 @@ int ring_move(Ring *ring, char *data, uint64_t *number);
 int ring_rest(Ring *ring, PyObject *data, uint64_t number, PyObject *prefix);
 /* Whether senders wait until a message is taken. */
 bool ring_waits(const Ring *ring);
-/* Whether sends are announced if this rank receives as well; announce one, and return 1, or as above. */
-bool ring_announces(const Ring *ring);
+/* Whether the next send is to be announced, as this rank receives as well; announce it, and return 1, or as above; and note
+   that what began with it has ended. */
+bool ring_announces(Ring *ring);
 int ring_announce(Ring *ring, char *data, uint64_t *number);
+void ring_ended(Ring *ring);
 bool ring_is_taken(const Ring *ring, uint64_t number);
 /* Whether the next message, of any kind, has come. */
 bool ring_has_come(const Ring *ring);
@@ -326,6 +335,7 @@ typedef struct {
     PyObject *keep;             /* of the flight recorder */
     PyObject *fail;             /* called with the error, its prefix and the record: raises */
     PyObject *make_job;         /* called with a work that Python is to carry out */
+    Ring *timed;                /* of the last isend while receives are deferred */
     PyObject *words;            /* what the ranks compare in the calls of now besides their arrays, a string */
     PyObject *forgotten;        /* how many works were dropped that nobody has asked, and the record of the first */
 } Calls;
@@ -369,7 +379,7 @@ PyObject *announced_send(Calls *calls, PyObject *run, PyObject *kind, PyObject *
 PyObject *sent_at_once(PyObject *prefix);
 /* Whether one more receive may be deferred; and one more send by a ring is to be announced. */
 bool may_defer(const Calls *calls);
-bool may_announce(const Calls *calls, PyObject *run);
+bool may_announce(Calls *calls, PyObject *run);
 extern PyMethodDef work_functions[];
 
 extern PyType_Spec barrier_spec, step_spec, ring_spec, inbox_spec, object_sender_spec, exchange_spec, function_spec,

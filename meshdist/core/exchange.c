@@ -147,6 +147,7 @@ static PyObject *exchange_call(PyObject *object, PyObject *const *args, size_t n
             Py_CLEAR(result);
         if (sent[i].number)
             forget_announced(self, self->legs[i].ring);
+        ring_ended(self->legs[i].ring);
         Py_XDECREF(sent[i].array);
     }
     Py_XDECREF(record);

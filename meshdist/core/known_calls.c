@@ -1014,6 +1014,7 @@ static int calls_traverse(Calls *self, visitproc visit, void *arg)
     Py_VISIT(self->fail);
     Py_VISIT(self->forgotten);
     Py_VISIT(self->words);
+    Py_VISIT(self->timed);
     return 0;
 }
 
@@ -1033,6 +1034,7 @@ static int calls_clear(Calls *self)
     Py_CLEAR(self->fail);
     Py_CLEAR(self->forgotten);
     Py_CLEAR(self->words);
+    Py_CLEAR(self->timed);
     return 0;
 }
 

@@ -1,7 +1,8 @@
 /* Ring: sends or receives messages of one kind. The reference is `shm.fast_path`; see `channel` too.
 
-   In an exchange, both ranks are busy with what they receive. So a long message is only announced: its receiver copies it
-   from the sender's array, once instead of twice, and the sender has nothing to do but to wait. */
+   In an exchange, both ranks are busy with what they receive. So a long message may only be announced: its receiver copies
+   it from the sender's array, once instead of twice, and the sender has nothing to do but to wait. Whether that is faster
+   depends on the size and the processor: up to 128 KiB the ring took two thirds of the time on an AMD EPYC. */
 #include "core.h"
 
 #include <structmember.h>
@@ -120,7 +121,35 @@ static uint64_t next_number(Ring *self)
     return status < 0 ? 0 : number;
 }
 
-bool ring_announces(const Ring *self) { return self->follow != Py_None; }
+/* Of so many messages, the first are timed: some in each way. */
+enum { PERIOD = 256, TIMED = 6 };
+
+bool ring_announces(Ring *self)
+{
+    Py_ssize_t length = length_of(self, self->kind.num_bytes);
+    if (self->follow == Py_None)
+        return false;
+    if (length > self->pipe.num_bytes / 2 || !has_room(self, length))
+        return true;
+    uint32_t turn = self->trial.messages++ % PERIOD;
+    self->trial.began_ns = 0;
+    if (turn >= 2 * TIMED)
+        return self->trial.best_ns[true] < self->trial.best_ns[false];
+    self->trial.announces = turn >= TIMED;
+    if (turn % TIMED == 0)
+        self->trial.best_ns[self->trial.announces] = INT64_MAX;
+    self->trial.began_ns = now_ns();
+    return self->trial.announces;
+}
+
+void ring_ended(Ring *self)
+{
+    if (self->trial.began_ns == 0)
+        return;
+    int64_t took = now_ns() - self->trial.began_ns, *best = &self->trial.best_ns[self->trial.announces];
+    *best = took < *best ? took : *best;
+    self->trial.began_ns = 0;
+}
 
 int ring_announce(Ring *self, char *data, uint64_t *number)
 {

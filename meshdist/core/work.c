@@ -104,10 +104,12 @@ PyObject *begin_call(Calls *calls, PyObject *run, PyObject *kind, PyObject *pref
 
 bool may_defer(const Calls *calls) { return PyObject_Size(calls->deferred) < most_deferred; }
 
-bool may_announce(const Calls *calls, PyObject *run)
+bool may_announce(Calls *calls, PyObject *run)
 {
-    return ring_announces((Ring *)run) && PyObject_Size(calls->deferred) > 0
-           && PyObject_Size(calls->announced) < most_deferred;
+    if (PyObject_Size(calls->deferred) == 0 || PyObject_Size(calls->announced) >= most_deferred)
+        return false;
+    Py_XSETREF(calls->timed, (Ring *)Py_NewRef(run));
+    return ring_announces((Ring *)run);
 }
 
 /* How many bytes a receive is for; of objects, as many as the last one. */
@@ -411,6 +413,10 @@ static int carry(Handle *self)
                                                    : take_some(calls, self);
         if (status >= 0 && PyErr_CheckSignals() < 0)
             status = -1;
+    }
+    if (calls->timed != NULL && PyObject_Size(calls->deferred) == 0 && PyObject_Size(calls->announced) == 0) {
+        ring_ended(calls->timed);
+        Py_CLEAR(calls->timed);
     }
     Py_DECREF(calls);
     return status;

@@ -53,6 +53,26 @@ def in_every_order(num_bytes):
     arrived(taken, number)
 
 
+def again_and_again(num_bytes):
+    """More often than the ranks try both ways before they take the faster one, and then try them again."""
+    peer = 1 - dist.get_rank()
+    given, taken = (np.zeros(num_bytes, np.uint8) for _ in range(2))
+    for number in range(300):
+        given[:] = (number + dist.get_rank()) % 256
+        if number % 2:
+            receiving = dist.irecv(taken, peer)
+            dist.isend(given, peer).wait()
+            receiving.wait()
+        else:
+            dist.sendrecv(given, taken, peer, peer)
+        assert {int(taken.min()), int(taken.max())} == {(number + peer) % 256}
+
+
+@pytest.mark.parametrize("num_bytes", [(64 << 10) + 1, 128 << 10, 600 << 10])
+def test_repeated_messages_arrive_in_whichever_way(world_of_2, num_bytes):
+    world_of_2.run(again_and_again, num_bytes)
+
+
 def several_outstanding(num_bytes):
     rooms = [np.zeros(num_bytes, np.uint8) for _ in range(3)]
     given, _, peer = arrays(num_bytes)
