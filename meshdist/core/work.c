@@ -435,7 +435,8 @@ static PyObject *handle_wait(Handle *self, PyObject *const *args, Py_ssize_t num
         PyErr_SetString(PyExc_TypeError, "wait(timeout=None)");
         return NULL;
     }
-    memcpy(waits + 1, args, size * sizeof *args);
+    if (size > 0)
+        memcpy(waits + 1, args, size * sizeof *args);
     return PyObject_Vectorcall(wait_in_python, waits, num_args + 1, kwnames);
 }
 

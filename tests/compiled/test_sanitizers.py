@@ -88,6 +88,13 @@ def main(rank, size):
         for _ in range(3):
             row.shift(y, out=np.zeros(2))
             row.halo_exchange(np.ones((4, 3)), periodic=bool(number % 2))
+            cube = np.ones((9, 5, 4))
+            row.halo_exchange(cube, dims=[2])
+            row.shift(cube[::-2, :, 1], out=cube[:5, :, 3])
+            dist.sendrecv(cube[:, -2], cube[:, 0], *around)
+            works = [dist.irecv(cube[..., 0], around[1]), dist.isend(cube[..., 2], around[0])]
+            for work in works:
+                work.wait()
         long, longs = np.ones(50_000), [np.zeros(50_000) for _ in range(size)]
         dist.all_reduce(long, "max")
         dist.broadcast(long, src=number % size)
