@@ -8,9 +8,6 @@ PyTypeObject *barrier_type;
 static const uint64_t STEP = 0xFFFFFFFF;
 /* How many words behind its signal a rank writes for which call it is; as in `shared_region`. */
 enum { FINGERPRINT = 2 };
-/* A wait polls SPINS times before it yields, the delay of a peer in the same call; fewer times after a poll in vain, down
-   to this; once, where more ranks than cores are known of: polling keeps peers from running. */
-enum { FEWEST_SPINS = 8 };
 
 static Py_ssize_t *read_indices(PyObject *sequence, int *count)
 {
@@ -119,12 +116,12 @@ bool barrier_poll(Barrier *self, uint64_t word)
             pause_briefly();
         }
     }
-    if (self->spins < SPINS && spins < self->spins)
-        self->spins++;
+    if (spins < self->spins)
+        spun(&self->spins, false, self->fewest_spins);
     return is_same_call(self, word);
 
 yield:
-    self->spins = self->spins / 2 > self->fewest_spins ? self->spins / 2 : self->fewest_spins;
+    spun(&self->spins, true, self->fewest_spins);
     bool arrived = true;
     Py_BEGIN_ALLOW_THREADS
     int64_t until = now_ns() + YIELD_NS;

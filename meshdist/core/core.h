@@ -55,8 +55,17 @@ static inline int64_t now_ns(void)
     return now.tv_sec * 1000000000ll + now.tv_nsec;
 }
 
-/* How often a wait polls before it yields the processor; some microseconds. */
-enum { SPINS = 300 };
+/* How often a wait polls before it yields the processor: some microseconds, the delay of a peer that runs. After a poll in
+   vain, the next one is shorter, as more ranks than processors keep each other from running; but not as short as a message
+   takes between two ranks that run. */
+enum { SPINS = 300, FEWEST_SPINS = 8, FEWEST_FOR_MESSAGES = 64 };
+static inline void spun(int *spins, bool in_vain, int fewest)
+{
+    if (in_vain)
+        *spins = *spins / 2 > fewest ? *spins / 2 : fewest;
+    else if (*spins < SPINS)
+        ++*spins;
+}
 /* How long a wait yields the processor, without the GIL, before Python goes on with it, which sleeps in the end. */
 enum { YIELD_NS = 200000 };
 /* How long it waits until an announced message is taken, before Python goes on with that. */
@@ -216,6 +225,7 @@ typedef struct {
     PyObject *announced, *follow;
     Py_ssize_t mode;
     long pid;
+    int spins;
     /* Which way is the faster one for a message that may be announced, and has room: some are timed, in turns. */
     struct {
         uint32_t messages;
@@ -268,6 +278,7 @@ typedef struct {
         Ring *ring;
         PyObject *rank, *global_rank;
     } *channels;
+    int spins;
     int64_t asked_ns; /* when Python has looked last for ranks that have begun to send, or have ended */
     enum { ARRAYS, OBJECT_LISTS, PROBES, IPROBES } what;
     int64_t tag;              /* of probes and objects; negative for any */

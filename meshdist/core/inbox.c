@@ -24,13 +24,18 @@ static bool has_any(const Inbox *self)
 }
 
 /* Wait for a message, for a moment. */
-static bool await_any(const Inbox *self)
+static bool await_any(Inbox *self)
 {
-    for (int spins = 1 + SPINS / (self->num_channels + 1); spins > 0; spins--) {
-        if (has_any(self))
+    if (has_any(self))
+        return true;
+    for (int spins = 1 + self->spins / (self->num_channels + 1); spins > 0; spins--) {
+        if (has_any(self)) {
+            spun(&self->spins, false, FEWEST_FOR_MESSAGES);
             return true;
+        }
         pause_briefly();
     }
+    spun(&self->spins, true, FEWEST_FOR_MESSAGES);
     bool has_come = false;
     Py_BEGIN_ALLOW_THREADS
     for (int64_t until = now_ns() + YIELD_NS; !(has_come = has_any(self)) && now_ns() < until;)
@@ -150,7 +155,7 @@ static PyObject *inbox_new(PyTypeObject *type, PyObject *args, PyObject *keyword
     self->num_senders = num_senders, self->tag = tag;
     self->what = info != NULL ? (waits ? PROBES : IPROBES) : of_objects ? OBJECT_LISTS : ARRAYS;
     self->info = Py_XNewRef(info), self->dtypes = Py_XNewRef(dtypes);
-    self->asked_ns = now_ns();
+    self->asked_ns = now_ns(), self->spins = SPINS;
     if ((self->channels = PyMem_Calloc(num_senders + 1, sizeof *self->channels)) == NULL) {
         Py_DECREF(self);
         return PyErr_NoMemory();

@@ -178,11 +178,14 @@ bool ring_has_come(const Ring *self) { return load(self->pipe.head) != load(self
 static bool is_taken(Ring *self, uint64_t number)
 {
     const Word *taken = &self->words[self->taken];
-    for (int spins = SPINS; spins > 0; spins--) {
-        if (load(taken) >= number)
+    for (int spins = self->spins; spins > 0; spins--) {
+        if (load(taken) >= number) {
+            spun(&self->spins, false, FEWEST_FOR_MESSAGES);
             return true;
+        }
         pause_briefly();
     }
+    spun(&self->spins, true, FEWEST_FOR_MESSAGES);
     bool is = false;
     Py_BEGIN_ALLOW_THREADS
     for (int64_t until = now_ns() + YIELD_NS; !(is = load(taken) >= number) && now_ns() < until;)
@@ -220,11 +223,16 @@ int ring_await(Ring *self)
         return precedes < 0 ? -1 : 0;
     Word *head = self->pipe.head;
     uint64_t tail = load(self->pipe.tail);
-    for (int spins = SPINS; spins > 0; spins--) {
-        if (load(head) != tail)
+    if (load(head) != tail)
+        return 1;
+    for (int spins = self->spins; spins > 0; spins--) {
+        if (load(head) != tail) {
+            spun(&self->spins, false, FEWEST_FOR_MESSAGES);
             return 1;
+        }
         pause_briefly();
     }
+    spun(&self->spins, true, FEWEST_FOR_MESSAGES);
     bool has_come = false;
     Py_BEGIN_ALLOW_THREADS
     /* Another thread may read the message meanwhile: then this one needs a request. */
@@ -433,7 +441,7 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     Ring *self = (Ring *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
-    self->call = ring_call;
+    self->call = ring_call, self->spins = SPINS;
     self->receives = receives;
     memcpy(&self->kind, PyBytes_AS_STRING(start), sizeof self->kind);
     self->locked = Py_NewRef(locked), self->queues = Py_NewRef(queues);
