@@ -101,6 +101,18 @@ def num_preemptions() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
+def num_runnable() -> int:
+    """Return how many threads of this host run or wait for a core; 0 where that is not known, as on a part of it."""
+    if sys.platform != "linux" or available_cores() != os.cpu_count():
+        return 0
+    try:
+        with open("/proc/loadavg") as file:
+            running = file.read().split()[3]
+        return int(running.split("/")[0])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
 def ioctl(fd: int, request: int, argument: bytes) -> bytes:
     if sys.platform == "win32":
         raise OSError(errno.ENOSYS, "there is no ioctl on Windows")

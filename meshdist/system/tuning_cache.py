@@ -19,8 +19,8 @@ from meshdist.system.versions import versions
 DIRECTORY = "MESHDIST_CACHE_DIR"
 """Where the choices are remembered, instead of the user's cache directory."""
 
-# The meaning and the speed of the ways: choices of another version are ignored.
-_VERSION = 3
+# The meaning and the speed of the ways, and what was measured: choices of another version are ignored.
+_VERSION = 4
 _log = logging.getLogger("meshdist")
 _told: set[str] = set()
 

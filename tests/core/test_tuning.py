@@ -261,6 +261,25 @@ def remembered_choices(directory, mode):
     return tuned(mode)
 
 
+def remembered_on_one_core(directory, num_runnable):
+    """Return whether choices were remembered that ranks have measured which share a core with so many threads."""
+    before, known = os.sched_getaffinity(0), tuned_plan.num_runnable
+    os.sched_setaffinity(0, {min(before)})
+    tuned_plan.num_runnable = lambda: num_runnable
+    try:
+        remembered_choices(directory, "on")
+    finally:
+        tuned_plan.num_runnable = known
+        os.sched_setaffinity(0, before)
+    return bool(os.listdir(directory))
+
+
+@needs_linux
+def test_what_ranks_measure_that_share_cores_with_others_is_not_remembered(pair, tmp_path):
+    assert pair.run(remembered_on_one_core, str(tmp_path), 5) == [False, False]
+    assert any(pair.run(remembered_on_one_core, str(tmp_path), 2))
+
+
 @needs_linux
 def test_the_next_group_begins_with_what_was_measured(pair, tmp_path):
     pair.run(remembered_choices, str(tmp_path), "force")

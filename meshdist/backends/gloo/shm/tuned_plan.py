@@ -11,7 +11,7 @@ from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.tuning import Trials
 from meshdist.runtime.call import Buffers, Call, Signature, each
-from meshdist.system.platform import num_preemptions
+from meshdist.system.platform import num_preemptions, num_runnable
 
 Spec = TypeVar("Spec")
 # What makes the plan of each way, by name; the first is the default.
@@ -105,7 +105,7 @@ class TunedPlan(BarrierPlan):
         trials, run = self._trials, self._trials.take_run()
         remembered = self._shm.tuning.remembered(trials) if trials.is_first else None
         phase, region = self.barrier.flip(), self._shm.region
-        told = [-1 if remembered is None else remembered, run.num_preemptions, *run.times]
+        told = [-1 if remembered is None else remembered, run.num_preemptions + self._num_others(), *run.times]
         region.table(phase, self._rank).reshape(-1)[: len(told)] = told
         yield self.arrive()
         rows = [region.table(phase, peer).reshape(-1)[: len(told)].tolist() for peer in range(self.backend.size)]
@@ -116,3 +116,7 @@ class TunedPlan(BarrierPlan):
     def _now(self) -> tuple[int, int]:
         """Return the time, and how often other processes have taken this rank's core; ranks that share cores do so."""
         return monotonic_ns(), num_preemptions() if self._shm.tuning.has_cores else 0
+
+    def _num_others(self) -> int:
+        """Return how many threads besides the ranks compete for the cores that these share."""
+        return 0 if self._shm.tuning.has_cores else max(0, num_runnable() - self.backend.size)

@@ -29,8 +29,9 @@ _CALLS_IN_A_RUN = 2
 # calls are delayed by other processes. The default stays, which is right on most machines.
 _HOPELESS = (3.0, 1.2)
 _ROUNDS = 1 + len(_HOPELESS)
-# How often a run in which another process had the core of a rank is repeated, for each way. If there are more of them,
-# they count, and the choice is not remembered: it is that of a busy machine.
+# How often a run in which another process had the core of a rank is repeated, for each way; where ranks share cores, a
+# run at whose end other processes wait for one. If there are more of them, they count, and the choice is not
+# remembered: it is that of a busy machine.
 _REPEATS = 2
 # Another way must be faster than the default by this factor to be chosen; where ranks share cores, whose turns change
 # from call to call, by more.
