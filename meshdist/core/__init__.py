@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +20,7 @@ VARIABLE = "MESHDIST_CORE"
 
 _CHOICES = ("auto", "python", "require")
 # What this package and the module expect of each other; the same number stands in module.c.
-_INTERFACE = 17
+_INTERFACE = 18
 _CREATED = 2  # in a record; see `runtime.flight_recorder`
 
 T = TypeVar("T")
@@ -163,10 +164,10 @@ def world_changed() -> None:
         module.world_changed()
 
 
-def use_many_worlds() -> None:
-    """Threads may have worlds of their own from now on."""
+def use_many_worlds(slots: ContextVar[Any]) -> None:
+    """Threads may have worlds of their own from now on; `slots` has what tells them apart."""
     if module is not None:
-        module.use_many_worlds()
+        module.use_many_worlds(slots)
 
 
 __all__ = [

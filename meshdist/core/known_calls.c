@@ -34,8 +34,8 @@ static struct {
 static PyObject *explain;
 /* Counts changes of the world, which functions without a group run over. */
 static uint64_t num_worlds;
-/* Ranks that are threads: every thread may have a world of its own. */
-static bool has_many_worlds;
+/* Ranks that are threads may have worlds of their own: what has the slot of the world of a context; NULL before. */
+static PyObject *world_slots;
 
 typedef struct Arg {
     enum { IDENTICAL, ARRAY, LIST, OBJECTS, NUMBER, ITEMS } kind;
@@ -50,6 +50,7 @@ typedef struct Arg {
 typedef struct {
     Calls *calls;
     uint64_t world; /* at the time */
+    PyObject *slot; /* of the world of a function without a group */
     PyObject *run, *facts, *prefix, *kwnames, *result; /* facts: None of a call that consists of messages */
     PyObject *words; /* those of its Calls at the time */
     PyObject *kind; /* of an async call, whose result is a new work: its Plan or PersistentRequest; else NULL */
@@ -276,6 +277,7 @@ static void memo_free(Memo *memo)
     Py_XDECREF(memo->result);
     Py_XDECREF(memo->kind);
     Py_XDECREF(memo->words);
+    Py_XDECREF(memo->slot);
     PyMem_Free(memo);
 }
 
@@ -325,6 +327,15 @@ static bool learn_async(Memo *memo)
     return true;
 }
 
+/* The slot of the world of this context, a new reference; NULL where all have one. */
+static PyObject *current_slot(void)
+{
+    PyObject *slot = NULL;
+    if (world_slots != NULL && PyContextVar_Get(world_slots, NULL, &slot) < 0)
+        PyErr_Clear();
+    return slot;
+}
+
 /* Keep a call that has returned, if a later one like it can be told by its arguments. */
 static void learn(Function *self, Active *told, PyObject *const *args, int num_args, PyObject *kwnames, PyObject *result)
 {
@@ -360,7 +371,7 @@ static void learn(Function *self, Active *told, PyObject *const *args, int num_a
                && (told->kind != NULL || is_exchange || is_inbox || of_objects || is_source || result == Py_None
                    || memo->returned >= 0);
     memo->calls = (Calls *)Py_NewRef(told->calls);
-    memo->world = num_worlds;
+    memo->world = num_worlds, memo->slot = self->is_bound ? NULL : current_slot();
     memo->run = Py_NewRef(told->run), memo->facts = Py_NewRef(told->facts), memo->prefix = Py_NewRef(told->prefix);
     memo->kwnames = Py_XNewRef(kwnames), memo->words = Py_NewRef(told->calls->words);
     memo->result = Py_NewRef(is_source ? result : Py_None);
@@ -413,8 +424,8 @@ static bool are_equal(PyObject *words, PyObject *others)
 
 static Memo *find(Function *self, PyObject *const *args, int num_args, PyObject *kwnames)
 {
-    if (!self->is_bound && has_many_worlds)
-        return NULL;
+    PyObject *slot = self->is_bound ? NULL : current_slot();
+    Py_XDECREF(slot); /* the context has it */
     for (int i = 0; i < MOST_MEMOS; i++) {
         int place = (self->last + i) % MOST_MEMOS;
         Memo *memo = self->memos[place];
@@ -425,7 +436,7 @@ static Memo *find(Function *self, PyObject *const *args, int num_args, PyObject 
             arg++;
         if (arg < num_args)
             continue;
-        bool is_current = self->is_bound || memo->world == num_worlds;
+        bool is_current = self->is_bound || (memo->world == num_worlds && memo->slot == slot);
         if (is_current && memo->calls->is_open && are_equal(memo->words, memo->calls->words)) {
             self->last = place;
             return memo;
@@ -1169,9 +1180,14 @@ static PyObject *world_changed(PyObject *module, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-static PyObject *use_many_worlds(PyObject *module, PyObject *unused)
+static PyObject *use_many_worlds(PyObject *module, PyObject *variable)
 {
-    has_many_worlds = true;
+    if (!PyContextVar_CheckExact(variable)) {
+        PyErr_SetString(PyExc_TypeError, "use_many_worlds: expected a ContextVar");
+        return NULL;
+    }
+    num_worlds += world_slots == NULL; /* calls that are known have no slot */
+    Py_XSETREF(world_slots, Py_NewRef(variable));
     Py_RETURN_NONE;
 }
 
@@ -1182,6 +1198,7 @@ PyMethodDef call_functions[] = {
     {"explain_type_errors", explain_type_errors, METH_O, "Call it with the function and the error where a Function raises "
                                                          "TypeError; it may change the message."},
     {"world_changed", world_changed, METH_NOARGS, "Functions without a group may run over another from now on."},
-    {"use_many_worlds", use_many_worlds, METH_NOARGS, "Threads may have worlds of their own from now on."},
+    {"use_many_worlds", use_many_worlds, METH_O, "use_many_worlds(slots): threads may have worlds of their own from now on; "
+                                                 "of each context, the ContextVar has the slot of its world."},
     {NULL, NULL, 0, NULL},
 };

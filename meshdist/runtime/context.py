@@ -43,7 +43,7 @@ def current_slot() -> WorldSlot:
 
 def use_slot(slot: WorldSlot) -> None:
     _slot.set(slot)
-    core.use_many_worlds()
+    core.use_many_worlds(_slot)
 
 
 def is_initialized() -> bool:
