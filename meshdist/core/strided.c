@@ -142,10 +142,10 @@ Array *room_of(Array *array)
 {
     if ((array->flags & CARRAY) == CARRAY)
         return (Array *)Py_NewRef(array);
-    if (!(array->flags & WRITEABLE))
+    if (!(array->flags & WRITEABLE) || array->num_dims == 0) /* of no dimension, but not aligned */
         return NULL;
     Array *room = new_like(array);
-    if (room != NULL && room->num_dims > 0 && !has_own_elements(array, room->strides[room->num_dims - 1]))
+    if (room != NULL && !has_own_elements(array, room->strides[room->num_dims - 1]))
         Py_CLEAR(room);
     return room;
 }

@@ -113,6 +113,33 @@ def test_views_of_every_kind(pair, seed):
     assert min(pair.run(random_parts, seed)) > 0
 
 
+def unaligned_arrays(shape):
+    """Arrays that are not aligned, known to the core by others of their shape."""
+    rank, group = dist.get_rank(), dist.new_group()
+    other, mesh = 1 - rank, dist.DeviceMesh.from_group(group, "cpu", mesh_dim_names=("x",))
+    for number in range(6):
+        given, taken = (
+            np.zeros(shape) if number < 3 else np.ndarray(shape, float, bytearray(400), 1) for _ in range(2)
+        )
+        given[...] = rank + 1
+        receiving = group.irecv(taken, other)
+        group.isend(given, other).wait()
+        receiving.wait()
+        assert (taken == other + 1).all()
+        for call in (group.sendrecv, mesh.sendrecv):
+            taken[...] = 0
+            call(given, taken, other, other)
+            assert (taken == other + 1).all()
+        taken[...] = 0
+        group.send(given, other) if rank == 0 else group.recv(taken, other)
+        assert rank == 0 or (taken == other + 1).all()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3, 4)])
+def test_arrays_that_are_not_aligned(pair, shape):
+    pair.run(unaligned_arrays, shape)
+
+
 def new_columns():
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = dist.init_device_mesh("cpu", (size,), mesh_dim_names=("x",))
