@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeGuard
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.runtime.hooks import Comparing
 from meshdist.tensor.array_layout import ArrayLayout
-from meshdist.tensor.placements import Placement, Shard, placements_text
+from meshdist.tensor.placements import GIVEN_SIZES, Placement, Shard, placements_text
 
 Origin: TypeAlias = "tuple[str, ...] | None"
 """The layouts, in words, that a pending reduction was computed from; None for an array that is none, or was given."""
@@ -39,9 +39,10 @@ def with_origin(words: str, origin: Origin) -> str:
 
 
 def described(layout: ArrayLayout) -> str:
-    """Return a layout in words, without the sizes of blocks that are not equal chunks, and the rows of their dimension.
+    """Return a layout in words, without the sizes of blocks that results have, and the rows of their dimension.
 
-    Those of `x[mask]` and of slices vary from call to call, and ever new words would be compared in every call.
+    Those of `x[mask]` and of slices vary from call to call, and ever new words would be compared in every call; they
+    are equal on all ranks, other than those that users pass.
     """
     varying = {placement.dim for placement in layout.placements if _has_sizes(placement)}
     if not varying:
@@ -55,7 +56,7 @@ def described(layout: ArrayLayout) -> str:
 
 
 def _has_sizes(placement: Placement) -> TypeGuard[Shard]:
-    return isinstance(placement, Shard) and placement.sizes is not None
+    return isinstance(placement, Shard) and placement.sizes is not None and placement.sizes not in GIVEN_SIZES
 
 
 # ---- Origins

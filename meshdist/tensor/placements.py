@@ -87,6 +87,11 @@ Placements: TypeAlias = "Sequence[Placement] | Mapping[int | str, Placement] | P
 
 REPLICATE = Replicate()
 
+GIVEN_SIZES: dict[tuple[Any, ...], None] = {}
+"""The sizes of blocks that users have passed, the first ones: ranks may have passed others. Those of results, such as
+`x[mask]`, are equal on all ranks."""
+_MOST_GIVEN = 1000
+
 
 def _checked_sizes(sizes: Any) -> tuple[Any, ...]:
     try:
@@ -149,8 +154,12 @@ def placements_in_order(
 
 
 def _checked(placement: Any) -> Placement:
-    if not isinstance(placement, (Shard, Replicate, Partial)):
+    if isinstance(placement, (Replicate, Partial)):
+        return placement
+    if not isinstance(placement, Shard):
         raise TypeError(f"placements: expected a Shard, Replicate or Partial, got {placement!r}")
+    if placement.sizes is not None and len(GIVEN_SIZES) < _MOST_GIVEN:
+        GIVEN_SIZES[placement.sizes] = None
     return placement
 
 

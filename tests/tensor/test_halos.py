@@ -138,15 +138,18 @@ CALLS = {
 }
 
 
-def placed_otherwise(of):
+PAIRS = {"dimensions": (Shard(0), Shard(1)), "sizes": (Shard(0, (1, 3)), Shard(0, (3, 1)))}
+
+
+def placed_otherwise(of, pair):
     """Each rank has another layout of the same blocks' sizes, after all have used both."""
     mesh = meshdist.DeviceMesh.from_group(meshdist.new_group(), "cpu", mesh_dim_names=("a",))
     whole, call = np.arange(16.0).reshape(4, 4), CALLS[of]
-    for placement in [Shard(0), Shard(1)] * 3:
+    for placement in PAIRS[pair] * 3:
         call(distribute_tensor(whole, mesh, [placement], None))
 
     def differ():
-        call(distribute_tensor(whole, mesh, [Shard(meshdist.get_rank())], None))
+        call(distribute_tensor(whole, mesh, [PAIRS[pair][meshdist.get_rank()]], None))
         mesh.barrier()  # which tells a rank that has only sent
 
     with pytest.raises(meshdist.DistBackendError) as info:
@@ -155,13 +158,14 @@ def placed_otherwise(of):
 
 
 @pytest.mark.parametrize("backend", ["threads", pytest.param("gloo", marks=needs_linux)])
+@pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("of", CALLS)
-def test_ranks_with_different_layouts_are_told(worlds, backend, of):
-    told = worlds.world(backend, 2).run(placed_otherwise, of)
+def test_ranks_with_different_layouts_are_told(worlds, backend, of, pair):
+    told = worlds.world(backend, 2).run(placed_otherwise, of, pair)
     assert any(said.startswith(f"{of} on group") for said in told)
     assert any(
         f"all ranks of the mesh must call it with equal arguments and with arrays of one layout; the array of this rank"
-        f" is [Shard({rank})] of (4, 4)" in said
+        f" is [{PAIRS[pair][rank]}] of (4, 4)" in said
         for rank, said in enumerate(told)
     )
 
