@@ -39,6 +39,18 @@ def _matmul(self: Any, other: Any) -> Any:
     return np.matmul(self, other)
 
 
+_plain_power = _binary(np.power)
+# What NumPy's operator computes for these exponents: the last two of inexact numbers alone.
+_POWERS = {2: np.square, 0.5: np.sqrt, -1: np.reciprocal}
+
+
+def _power(self: Any, other: Any) -> Any:
+    ufunc = _POWERS.get(other) if type(other) in (int, float) else None
+    if ufunc is not None and (self.dtype.kind in "fc" or (ufunc is np.square and type(other) is int)):
+        return ufunc(self)
+    return _plain_power(self, other)
+
+
 def _reflected(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
     return lambda self, other: ufunc(other, self)
 
@@ -82,7 +94,7 @@ class ArrayOperators:
     __floordiv__, __rfloordiv__ = _binary(np.floor_divide), _reflected(np.floor_divide)
     __ifloordiv__ = _in_place(np.floor_divide)
     __mod__, __rmod__, __imod__ = _binary(np.remainder), _reflected(np.remainder), _in_place(np.remainder)
-    __pow__, __rpow__, __ipow__ = _binary(np.power), _reflected(np.power), _in_place(np.power)
+    __pow__, __rpow__, __ipow__ = _power, _reflected(np.power), _in_place(np.power)
     __matmul__, __rmatmul__ = _matmul, _reflected(np.matmul)
     __imatmul__ = _in_place(np.matmul)
     __and__, __rand__, __iand__ = _binary(np.bitwise_and), _reflected(np.bitwise_and), _in_place(np.bitwise_and)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import numpy as np
 
@@ -12,6 +14,8 @@ from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.dispatch import NUMBERS, deferring, implementation_of, implementation_of_ufunc, refuse
 from meshdist.tensor.known_calls import called, known_ufuncs
 from meshdist.tensor.placements import PlacementError
+
+T = TypeVar("T")
 
 _unknown = object()
 # Methods by which arrays of other libraries become NumPy arrays.
@@ -123,22 +127,29 @@ class ArrayProtocols:
 
     def item(self, *args: Any) -> Any:
         """Return the only element as a Python number, on every rank; a pending reduction is computed."""
-        return cast(Any, self).full().item(*args)
+        return cast(Any, self).full().item(*args) if args else self._converted(lambda array: array.item())
 
     def __bool__(self) -> bool:
-        return bool(cast(Any, self).full())
+        return self._converted(bool)
 
     def __float__(self) -> float:
-        return float(cast(Any, self).full())
+        return self._converted(float)
 
     def __int__(self) -> int:
-        return int(cast(Any, self).full())
+        return self._converted(int)
 
     def __complex__(self) -> complex:
-        return complex(cast(Any, self).full())
+        return self._converted(complex)
 
     def __index__(self) -> int:
-        return cast("int", cast(Any, self).full().__index__())
+        return self._converted(operator.index)
+
+    def _converted(self, convert: Callable[[Any], T]) -> T:
+        """Return what `convert` makes of the whole array; of several elements, NumPy refuses that: nothing is sent."""
+        whole = cast(Any, self)
+        if whole.size > 1:
+            convert(np.broadcast_to(np.zeros((), whole.dtype), whole.shape))
+        return convert(whole.full())
 
     def __format__(self, spec: str) -> str:
         return format(self._number("format"), spec) if spec else str(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import pickle
 from typing import Any
 
@@ -172,6 +173,28 @@ def test_arguments_in_the_wrong_place() -> None:
             distribute_tensor(WHOLE, mesh, {"dp": Shard(0)}).full(root=9)
 
     meshdist.run(program, 4)
+
+
+def _refused_conversions() -> list[tuple[int, str, str]]:
+    """Return how many calls a conversion of several elements made, and what it and NumPy say."""
+    mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("x",))
+    whole = np.arange(6.0).reshape(3, 2)
+    x = distribute_tensor(whole, mesh, [Shard(0)])
+    said = []
+    for convert in (float, int, bool, complex, range, math.sqrt, lambda array: array.item()):
+        with mesh.account() as account:
+            texts = []
+            for array in (x, whole):
+                with pytest.raises((TypeError, ValueError)) as info:
+                    convert(array)
+                texts.append(str(info.value))
+        said.append((account.total().calls, *texts))
+    return said
+
+
+def test_several_elements_are_no_number_and_nothing_is_sent() -> None:
+    for calls, ours, of_numpy in meshdist.run(_refused_conversions, 2)[0]:
+        assert (calls, ours) == (0, of_numpy)
 
 
 def test_numbers_are_formatted_where_nothing_is_sent() -> None:

@@ -59,6 +59,21 @@ def test_reductions_are_computed_before_the_dtype_changes() -> None:
     on_meshes(program, meshes=[(2,), (3,)])
 
 
+def _powers() -> None:
+    mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("x",))
+    for dtype in (bool, np.int8, np.uint8, np.int64, np.float32, np.float64, np.complex128):
+        whole = (np.arange(1, 6) * (1 if dtype in (bool, np.int8, np.uint8, np.int64) else 1.1)).astype(dtype)
+        x = distribute_tensor(whole, mesh, [Shard(0)])
+        for exponent in (2, 2.0, 0.5, 1, 0, 3, -1.0, True):
+            wanted, found = whole**exponent, x**exponent
+            assert found.dtype == wanted.dtype
+            np.testing.assert_array_equal(found.full(), wanted)
+
+
+def test_powers_are_those_of_the_operator_of_numpy() -> None:
+    meshdist.run(_powers, 2)
+
+
 def test_numbers_that_do_not_fit_raise_on_every_rank() -> None:
     def program(mesh: Any, _: Any) -> None:
         x, whole = parts(np.array([1], np.int8), mesh), np.array([2], np.int8)
