@@ -354,6 +354,9 @@ typedef struct {
 extern PyTypeObject *function_type, *calls_type, *try_lock_type;
 /* Have Python raise the error that is set as that of a call with this record, None if it has none. */
 void call_failed(Calls *calls, PyObject *prefix, PyObject *record);
+/* An error that is set hides those that it replaces, and with them what the user's code was handling when it made the call:
+   show that again. */
+void show_handled(void);
 /* Record a message, which is done or will be, and then that it is. Return 1, or -1 with an error set. */
 int record_message(Calls *calls, PyObject *facts, bool is_done, PyObject **record);
 int record_done(PyObject *record);

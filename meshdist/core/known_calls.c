@@ -827,6 +827,43 @@ static PyObject *run_memo(Function *self, Memo *memo, PyObject *const *args)
     return result;
 }
 
+/* Whether an exception is behind another one, as its cause or context. */
+static bool is_behind(PyObject *error, PyObject *other)
+{
+    enum { MOST = 100 };
+    for (int i = 0; i < MOST && other != NULL; i++) {
+        if (other == error)
+            return true;
+        PyBaseExceptionObject *base = (PyBaseExceptionObject *)other;
+        other = base->cause != NULL ? base->cause : base->context;
+    }
+    return other != NULL;
+}
+
+void show_handled(void)
+{
+    PyObject *type, *error, *trace, *handled_type, *handled, *handled_trace;
+    PyFrameObject *frame = PyEval_GetFrame();
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    PyErr_GetExcInfo(&handled_type, &handled, &handled_trace);
+    PyBaseExceptionObject *base = (PyBaseExceptionObject *)error;
+    if (frame != NULL && handled != NULL && handled != Py_None && error != NULL && base->suppress_context
+        && base->cause == NULL && !is_behind(error, handled)) {
+        PyObject *code = (PyObject *)PyFrame_GetCode(frame);
+        if (is_our_code(code) == 0) {
+            PyException_SetContext(error, Py_NewRef(handled));
+            base->suppress_context = 0;
+        }
+        Py_DECREF(code);
+        PyErr_Clear();
+    }
+    Py_XDECREF(handled_type);
+    Py_XDECREF(handled);
+    Py_XDECREF(handled_trace);
+    PyErr_Restore(type, error, trace);
+}
+
 /* Let Python add to a TypeError that was raised, which stays as it is otherwise. */
 static void explain_type_error(Function *self)
 {
@@ -846,6 +883,8 @@ static PyObject *function_call(PyObject *object, PyObject *const *args, size_t n
     Memo *memo = find(self, args, num_args, kwnames);
     if (memo != NULL && comes_next(memo)) {
         PyObject *result = run_memo(self, memo, args);
+        if (result == NULL && PyErr_Occurred())
+            show_handled();
         if (result != NULL || PyErr_Occurred())
             return result;
     }
@@ -855,6 +894,8 @@ static PyObject *function_call(PyObject *object, PyObject *const *args, size_t n
     active = told.outer;
     if (result == NULL && explain != NULL && PyErr_ExceptionMatches(PyExc_TypeError))
         explain_type_error(self);
+    if (result == NULL)
+        show_handled();
     /* A call that Python made although it is known stays known. */
     if (result != NULL && told.num_notes == 1 && memo == NULL && told.calls->is_open)
         learn(self, &told, args, num_args, kwnames, result);

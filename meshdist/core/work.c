@@ -425,8 +425,10 @@ static int carry(Handle *self)
 static PyObject *handle_wait(Handle *self, PyObject *const *args, Py_ssize_t num_args, PyObject *kwnames)
 {
     Py_CLEAR(self->forgotten);
-    if (!self->is_done && self->run != NULL && self->observer == NULL && carry(self) < 0)
+    if (!self->is_done && self->run != NULL && self->observer == NULL && carry(self) < 0) {
+        show_handled();
         return NULL;
+    }
     if (self->is_done && self->error == NULL && num_args == 0 && kwnames == NULL)
         Py_RETURN_TRUE;
     PyObject *waits[4] = {(PyObject *)self};

@@ -22,6 +22,7 @@ class Failure(NamedTuple):
     kind: str = ""  # the exception's type, empty where there was none
     message: str = ""
     traceback: str = ""  # as Python prints it, without frames of the launcher
+    handled: bool = False  # True if it came while the program handled an exception, as in a `finally` block
 
     def headline(self) -> str:
         """Return the rank and the failure in one line."""
@@ -51,9 +52,22 @@ def follows_from_peer(error: BaseException) -> bool:
     return False
 
 
+def came_while_handling(error: BaseException) -> bool:
+    """Return True if `error` is one of meshdist that was raised while an exception of the program was handled."""
+    first, seen = error, {id(error)}
+    while not first.__suppress_context__ and first.__context__ is not None and id(first.__context__) not in seen:
+        first = first.__context__
+        seen.add(id(first))
+    return isinstance(error, DistError) and not isinstance(first, DistError)
+
+
 def first_cause(failures: Iterable[Failure]) -> Failure:
-    """Return the earliest failure on a host that is not secondary; the earliest of all where all are secondary."""
-    return min(failures, key=lambda failure: (failure.secondary, failure.monotonic_s))
+    """Return the earliest failure on a host that is not secondary; the earliest of all where all are secondary.
+
+    A rank that makes a call while it handles an exception may fail with all others, and later than they: its exception
+    is the cause.
+    """
+    return min(failures, key=lambda failure: (failure.secondary, not failure.handled, failure.monotonic_s))
 
 
 def read_error_file(path: str, rank: int) -> Failure | None:
@@ -74,6 +88,7 @@ def read_error_file(path: str, rank: int) -> Failure | None:
             kind=str(record["type"]),
             message=str(record["message"]),
             traceback=str(record["traceback"]),
+            handled=bool(record.get("handled")),
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None  # the exit status still shows the failure

@@ -131,8 +131,13 @@ def _problem(report: Report) -> str:
 def _first_failure(reports: Iterable[Report], first: int | None) -> tuple[int, Failure] | None:
     """Return the failure that caused the others, with the launcher of its host; None without any."""
     causes = [(report.launcher, first_cause(report.failures)) for report in reports if report.failures]
+
     # A launcher's own clock orders its failures; between hosts the first stop counts.
-    return min(causes, key=lambda one: (one[1].secondary, one[0] != first, one[1].time_s), default=None)
+    def order(one: tuple[int, Failure]) -> tuple[bool, bool, bool, float]:
+        launcher, failure = one
+        return failure.secondary, not failure.handled, launcher != first, failure.time_s
+
+    return min(causes, key=order, default=None)
 
 
 class Nodes(ABC):

@@ -128,7 +128,7 @@ def _describe(error: BaseException) -> dict[str, object]:
         "type": type(error).__qualname__,
         "message": "" if quits else _text(error),
         "traceback": "" if quits else _traceback_of(error),
-        "secondary": _is_secondary(error),
+        **_relations(error),
     }
 
 
@@ -147,12 +147,13 @@ def _traceback_of(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, frames))
 
 
-def _is_secondary(error: BaseException) -> bool:
-    if "meshdist.errors" not in sys.modules:  # no error of a peer can have been raised
-        return False
-    from meshdist.launch.failures import follows_from_peer
+def _relations(error: BaseException) -> dict[str, bool]:
+    """Return whether it follows from the end of a peer, and whether it came while an exception was handled."""
+    if "meshdist.errors" not in sys.modules:  # meshdist has raised nothing
+        return {"secondary": False, "handled": False}
+    from meshdist.launch.failures import came_while_handling, follows_from_peer
 
-    return follows_from_peer(error)
+    return {"secondary": follows_from_peer(error), "handled": came_while_handling(error)}
 
 
 def _exit_status(error: BaseException) -> int:

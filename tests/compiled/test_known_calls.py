@@ -3,6 +3,7 @@
 import gc
 import sys
 import threading
+import traceback
 import weakref
 
 import numpy as np
@@ -319,6 +320,36 @@ def fail(kind):
         group.abort("enough")
     with pytest.raises(dist.DistBackendError):
         group.all_reduce(x)
+
+
+def fail_while_handling():
+    """Return for each failing call whether the exception that was handled is shown with its error."""
+    rank, group, x = dist.get_rank(), dist.new_group(), np.ones(1)
+    for _ in range(4):
+        group.all_reduce(x)
+    calls = {
+        "wrong argument": lambda: group.all_reduce([1.0]),
+        "wrong rank": lambda: group.send(x, 5),
+        "disagreement": lambda: group.all_reduce(x) if rank else group.barrier(),
+        "earlier failure": lambda: group.all_reduce(x),
+        "async call": lambda: group.all_reduce(x, async_op=True).wait(),
+    }
+    shown = {}
+    for name, call in calls.items():
+        try:
+            try:
+                raise KeyError(name)
+            finally:
+                call()
+        except (dist.DistError, ValueError, TypeError) as error:
+            shown[name] = f"KeyError: '{name}'" in "".join(traceback.format_exception(error))
+    return shown
+
+
+def test_an_error_of_a_call_shows_what_was_handled_when_it_was_made(pair):
+    for shown in pair.run(fail_while_handling):
+        assert len(shown) == 5
+        assert all(shown.values()), shown
 
 
 @pytest.mark.parametrize("kind", ["another call", "abort"])

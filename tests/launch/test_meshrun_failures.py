@@ -10,6 +10,8 @@ import time
 import pytest
 from launching import all_gone, finish, meshrun, reported, start_meshrun, write_script
 
+from meshdist import core
+
 
 @pytest.fixture(autouse=True)
 def no_file_left(monkeypatch):
@@ -191,6 +193,26 @@ raise DistBackendError("they disagree", error_prefix=f"barrier on group 'world' 
     (same,) = re.findall(r"^meshrun: ranks (.*): the same as rank (\d)$", err, re.MULTILINE)
     assert sorted([*same[0].split(", "), same[1]]) == ["0", "1", "2"]
     assert err.count("KeyError: 'another'") == 1
+
+
+@pytest.mark.skipif(core.module is None, reason="without the core, the error of a call hides what was handled")
+@pytest.mark.parametrize("call", ["all_reduce(np.ones(1))", "recv(np.ones(1), src=1)"])
+def test_an_exception_whose_handler_makes_a_call_is_the_first_failure(tmp_path, call):
+    body = f"""
+import numpy as np, meshdist as dist
+dist.init_process_group()
+try:
+    if rank == 1:
+        raise ValueError("bad input")
+    dist.{call}
+finally:
+    dist.barrier()
+"""
+    write_script(tmp_path, body)
+    status, _, err = meshrun(tmp_path, "--nproc-per-node", "2", "script.py")
+    assert status == 1
+    assert err.startswith("meshrun: first failure: rank 1 (pid ")
+    assert err.index("ValueError: bad input") < err.index("During handling of the above exception")
 
 
 def test_peers_error_is_shown_where_no_cause_comes_to_light(tmp_path):
