@@ -105,9 +105,9 @@ class Profile:
         """
         self.timeline.export_chrome_trace(path)
 
-    def show(self) -> None:
-        """Print the table of this rank; in colour if the package rich is installed."""
-        self.timeline.show()
+    def show(self, form: str = "text") -> Any:
+        """Print the table of this rank, or draw its calls; see `Timeline.show`."""
+        return self.timeline.show(form)
 
     def __repr__(self) -> str:
         return repr(self.timeline).replace("<Timeline", "<Profile", 1)

@@ -104,11 +104,26 @@ class Timeline:
 
         return plot_timeline(self.tracks, ax, arrows)
 
-    def show(self) -> None:
+    def show(self, form: str = "text") -> Any:
         """Print the table and a summary; in colour if rich is installed (extra `rich`).
 
         A terminal that is too narrow for the table gets two, one of times and one of bytes.
+
+        Args:
+            form: "text", or "plot", which draws the calls over time instead, and returns the Axes; see `plot`.
+
+        Raises:
+            ValueError: The form is another one.
+            ImportError: matplotlib is not installed.
         """
+        if form == "plot":
+            return self.plot()
+        if form != "text":
+            raise ValueError(f'form must be "text" or "plot", got {form!r}')
+        self._print()
+        return None
+
+    def _print(self) -> None:
         try:
             from rich.console import Console
         except ImportError:

@@ -357,6 +357,14 @@ def test_the_trace_of_what_overlaps():
     ]
 
 
+def test_show_draws_a_plot(capsys):
+    pytest.importorskip("matplotlib")
+    assert timeline().show("plot").get_title() == timeline().plot().get_title()
+    assert capsys.readouterr().out == ""
+    with pytest.raises(ValueError, match='form must be "text" or "plot", got \'html\''):
+        timeline().show("html")
+
+
 def test_show_prints_the_same_without_rich(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setenv("COLUMNS", "200")
