@@ -57,20 +57,9 @@ from meshdist.groups.world import resolve
 from meshdist.runtime.context import GroupLike
 
 __all__ = [
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_single",
-    "broadcast",
-    "exscan",
-    "gather",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scan",
-    "scatter",
-]
+    "all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all", "all_to_all_single", "broadcast", "exscan",
+    "gather", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scan", "scatter",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

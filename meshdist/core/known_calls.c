@@ -454,15 +454,6 @@ typedef struct {
     Py_ssize_t num_bytes[MOST_KNOWN_ARRAYS];
 } Buffers;
 
-/* Of an array that has elements. */
-static Py_ssize_t itemsize_of(const Arg *arg)
-{
-    Py_ssize_t number = 1;
-    for (int i = 0; i < arg->num_dims; i++)
-        number *= arg->shape[i];
-    return arg->num_bytes / number;
-}
-
 static int gather(const Arg *arg, PyObject *object, Buffers *buffers)
 {
     if (arg->kind != LIST) {
@@ -470,7 +461,7 @@ static int gather(const Arg *arg, PyObject *object, Buffers *buffers)
         buffers->data[0] = array->data, buffers->num_bytes[0] = arg->num_bytes;
         if (!(array->flags & C_CONTIGUOUS)) {
             char *end;
-            extent_of(array, itemsize_of(arg), &buffers->data[0], &end);
+            extent_of(array, arg->num_bytes / num_elements(array), &buffers->data[0], &end);
             buffers->num_bytes[0] = end - buffers->data[0];
         }
         return 1;
@@ -606,7 +597,10 @@ static bool share_elements(const Memo *memo, PyObject *send, PyObject *recv)
 {
     bool have_strides = is_array(send) && is_array(recv)
                         && !(((Array *)send)->flags & ((Array *)recv)->flags & C_CONTIGUOUS);
-    return !have_strides || may_share_elements((Array *)send, (Array *)recv, itemsize_of(&memo->args[memo->recv]));
+    if (!have_strides)
+        return true;
+    Py_ssize_t itemsize = memo->args[memo->recv].num_bytes / num_elements((Array *)recv);
+    return may_share_elements((Array *)send, (Array *)recv, itemsize);
 }
 
 /* Send or receive a message. It is recorded once it is done: one that needs a request is recorded by that. Returns 1, 0
@@ -1041,6 +1035,7 @@ static PyObject *calls_note(Calls *self, PyObject *const *args, Py_ssize_t num_a
 static PyObject *calls_forget(Calls *self, PyObject *unused)
 {
     self->changes++;
+    Py_CLEAR(self->timed);
     for (Function *function = functions, *next; function != NULL; function = next) {
         Py_INCREF(function); /* what is freed may free functions */
         forget(function, self);

@@ -119,7 +119,7 @@ class Timeline:
         if form == "plot":
             return self.plot()
         if form != "text":
-            raise ValueError(f'form must be "text" or "plot", got {form!r}')
+            raise ValueError(f"Timeline.show: form must be 'text' or 'plot', got {form!r}")
         self._print()
         return None
 

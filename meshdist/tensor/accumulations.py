@@ -10,7 +10,7 @@ import numpy as np
 
 from meshdist.arrays.reduce_op import ReduceOp
 from meshdist.mesh.device_mesh import DeviceMesh
-from meshdist.tensor.agreement import comparing, words_of
+from meshdist.tensor.agreement import words_of
 from meshdist.tensor.array_reductions import PENDING, REDUCE_OPS, identity_of, joined, without_nan
 from meshdist.tensor.dispatch import implements, refuse
 from meshdist.tensor.distribution import array_module
@@ -83,11 +83,11 @@ def _exscan(total: Any, ufunc: np.ufunc, axis: int, mesh: DeviceMesh, words: str
     copied = module.ascontiguousarray(total).reshape(total.shape)
     if copied.dtype.kind != "c" or op is ReduceOp.SUM:
         copied = copied.copy()
-        with comparing(group, words):
+        with group.hooks.comparing(words):
             group.exscan(copied, op)
         return copied
     every = module.empty((mesh.shape[axis], *copied.shape), copied.dtype)
-    with comparing(group, words):
+    with group.hooks.comparing(words):
         group.all_gather_into_tensor(every, copied)
     rank = mesh.get_local_rank(axis)
     return ufunc.reduce(every[:rank], axis=0) if rank else copied

@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, TypeAlias, TypeGuard
 
-from meshdist.groups.process_group import ProcessGroup
-from meshdist.runtime.hooks import Comparing
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.placements import GIVEN_SIZES, Placement, Shard, placements_text
 
@@ -19,11 +17,6 @@ Origin: TypeAlias = "tuple[str, ...] | None"
 """The layouts, in words, that a pending reduction was computed from; None for an array that is none, or was given."""
 
 _MOST_LAYOUTS = 64  # of an origin: a sum of ever new arrays that is never computed would have more and more
-
-
-def comparing(group: ProcessGroup, words: str) -> Comparing:
-    """Let the ranks of a group compare `words` in the calls of a block, all of which must make them."""
-    return group.hooks.comparing(words)
 
 
 @lru_cache(10_000)

@@ -16,7 +16,7 @@ import numpy as np
 from meshdist.arrays.reduce_op import ReduceOp, identity
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.runtime.plan_cache import remember
-from meshdist.tensor.agreement import Origin, comparing, merged, origin_of, words_of
+from meshdist.tensor.agreement import Origin, merged, origin_of, words_of
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.dispatch import implements, refuse
 from meshdist.tensor.distribution import array_module
@@ -314,7 +314,7 @@ def joined(local: Any, ufunc: np.ufunc, axes: Sequence[int], mesh: DeviceMesh, w
     for axis in axes:
         group = mesh.get_group(axis)
         local = module.ascontiguousarray(local).reshape(local.shape)
-        with comparing(group, words):
+        with group.hooks.comparing(words):
             if op is not None and (local.dtype.kind != "c" or op is ReduceOp.SUM):
                 group.all_reduce(local, op)
                 continue

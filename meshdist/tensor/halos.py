@@ -255,7 +255,7 @@ def _terms(
     dtype: Any,
     is_on_cpu: bool,
 ) -> Terms:
-    """Return what the ranks must agree on, for each kind of block that exchanges ghost rows."""
+    """Return what the ranks must agree on: one object for each kind of block, by which the core knows its exchange."""
     words = (
         "all ranks of the mesh must call it with equal arguments and with arrays of one layout; the array of this rank"
         f" is {described(layout)}"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshdist.mesh.device_mesh import DeviceMesh
-from meshdist.tensor.agreement import comparing, merged, origin_of, words_of
+from meshdist.tensor.agreement import merged, origin_of, words_of
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
@@ -175,7 +175,7 @@ def _told(count: int, axes: Sequence[int], mesh: DeviceMesh, words: str) -> list
     for axis in reversed(axes):
         gathered_counts = [module.empty(len(counts), np.int64) for _ in range(mesh.shape[axis])]
         group = mesh.get_group(axis)
-        with comparing(group, words):
+        with group.hooks.comparing(words):
             group.all_gather(gathered_counts, counts)
         counts = module.concatenate(gathered_counts)
     return [int(number) for number in counts.tolist()]

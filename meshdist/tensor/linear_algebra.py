@@ -11,7 +11,7 @@ from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_reduce import all_reduce
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.mesh.layout.axes_and_chunks import chunk_sizes
-from meshdist.tensor.agreement import comparing, words_of
+from meshdist.tensor.agreement import words_of
 from meshdist.tensor.array_layout import ArrayLayout, Cut, is_cut
 from meshdist.tensor.dispatch import implements
 from meshdist.tensor.distribution import array_module
@@ -167,7 +167,7 @@ def _tall_qr(name: str, a: DTensor) -> tuple[Any, Any, ArrayLayout]:
             q = module.concatenate((q, module.zeros((q.shape[0], short), q.dtype)), axis=1)
         stacked = module.empty((mesh.shape[axis] * columns, columns), r.dtype)
         group = mesh.get_group(axis)
-        with comparing(group, words_of(name, layout)):
+        with group.hooks.comparing(words_of(name, layout)):
             all_gather_into_tensor(stacked, module.ascontiguousarray(r), group)
         of_all, r = np.linalg.qr(stacked)
         place = mesh.get_local_rank(axis)

@@ -22,7 +22,7 @@ from meshdist.collectives.reduce_scatter import reduce_scatter
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.mesh.device_mesh import DeviceMesh
-from meshdist.tensor.agreement import Origin, comparing, with_origin, words_of
+from meshdist.tensor.agreement import Origin, with_origin, words_of
 from meshdist.tensor.array_layout import ArrayLayout, number_in
 from meshdist.tensor.known_calls import changes
 from meshdist.tensor.message_arrays import Scratch, Shape, Stack, contiguous
@@ -117,7 +117,7 @@ def gather_to(local: Any, layout: ArrayLayout, mesh: DeviceMesh, root: int) -> A
     if not axes:
         return local.copy(order="C")
     group, dst = group_of(mesh, axes), number_in(axes, place, shape)
-    with comparing(group, words_of("a gather", layout)):
+    with group.hooks.comparing(words_of("a gather", layout)):
         if all(cut is None or len(set(cut.sizes)) == 1 for cut in layout.cuts):
             blocks = list(new_empty((group.size(), *local.shape), local)) if coordinate == place else None
             gather(contiguous(local), blocks, group=group, group_dst=dst)
@@ -203,7 +203,7 @@ def _over_group(step: Step, program: GroupProgram) -> Program:
 
     def run(local: Any, mesh: DeviceMesh, origin: Origin) -> Any:
         group = group_of(mesh, axes)
-        with comparing(group, words if origin is None else with_origin(words, origin)):
+        with group.hooks.comparing(words if origin is None else with_origin(words, origin)):
             return program(local, group)
 
     return run

@@ -10,7 +10,7 @@ from warnings import warn
 import numpy as np
 
 from meshdist.groups.process_group import ProcessGroup
-from meshdist.tensor.agreement import comparing, words_of
+from meshdist.tensor.agreement import words_of
 from meshdist.tensor.array_layout import ArrayLayout, is_whole
 from meshdist.tensor.array_reductions import NOT_GIVEN, reduced_dims, without_dims
 from meshdist.tensor.dispatch import implements
@@ -147,7 +147,7 @@ def _of_lines(
     is_float = lines.dtype.kind in "fc"
     counts = (~module.isnan(lines)).sum(axis=0) if is_float else module.full(lines.shape[1], len(lines), np.intp)
     told = module.stack([counts, module.full(lines.shape[1], len(lines), np.intp)])
-    with comparing(group, words):
+    with group.hooks.comparing(words):
         group.all_reduce(told)
     held, total = (told.get() if hasattr(told, "get") else told)[:, None]
     before, after, share = places(held if skips_nan else total[:, :1])

@@ -12,7 +12,7 @@ from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_to_all_single import all_to_all_single
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.mesh.device_mesh import DeviceMesh
-from meshdist.tensor.agreement import comparing, origin_of, words_of
+from meshdist.tensor.agreement import origin_of, words_of
 from meshdist.tensor.array_layout import ArrayLayout, is_cut, pencil
 from meshdist.tensor.dispatch import implements
 from meshdist.tensor.distribution import array_module
@@ -69,7 +69,7 @@ def sample_sort(
     mine = values[module.asarray(positions[blocks == rank])]
     given = module.zeros(parts, values.dtype)
     given[: len(mine)] = mine
-    with comparing(group, words):
+    with group.hooks.comparing(words):
         taken = gathered_rows(given, group).reshape(parts, parts)
     samples = taken[np.arange(parts) < np.minimum(sizes, parts)[:, None]]
     by_value = samples.argsort(kind="stable")  # equal ones by block and position, since they come in that order

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.tensor.agreement import comparing, words_of
+from meshdist.tensor.agreement import words_of
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
@@ -83,14 +83,14 @@ def summa(a: DTensor, b: DTensor, panel: int | None = None) -> DTensor:
                 factor = module.ascontiguousarray(left[:, first - column_start : last - column_start])
             else:
                 factor = module.empty((left.shape[0], width), left.dtype)
-            with comparing(along_columns, words):
+            with along_columns.hooks.comparing(words):
                 along_columns.broadcast(factor, owner_column)
         if right.shape[1]:
             if owner_row == row:
                 other = module.ascontiguousarray(right[first - row_start : last - row_start])
             else:
                 other = module.empty((width, right.shape[1]), right.dtype)
-            with comparing(along_rows, words):
+            with along_rows.hooks.comparing(words):
                 along_rows.broadcast(other, owner_row)
         if result.size:
             result += module.matmul(factor, other)

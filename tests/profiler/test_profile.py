@@ -361,7 +361,7 @@ def test_show_draws_a_plot(capsys):
     pytest.importorskip("matplotlib")
     assert timeline().show("plot").get_title() == timeline().plot().get_title()
     assert capsys.readouterr().out == ""
-    with pytest.raises(ValueError, match='form must be "text" or "plot", got \'html\''):
+    with pytest.raises(ValueError, match="form must be 'text' or 'plot', got 'html'"):
         timeline().show("html")
 
 
