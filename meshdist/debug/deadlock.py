@@ -100,7 +100,10 @@ _MOST_AWAITED = 16
 # Ranks of which any may send: all of them are asked about, or none.
 _MOST_SOURCES = 128
 # Threads of libraries that make no calls.
-_HARMLESS = ("tqdm.", "ipykernel.", "IPython.", "jupyter_core.", "jupyter_client.")
+_HARMLESS = (
+    "tqdm.", "ipykernel.", "IPython.", "jupyter_core.", "jupyter_client.", "multiprocessing.queues",
+    "distributed.process", "distributed.profile", "distributed.utils",
+)  # fmt: skip
 
 
 class DeadlockDetector:

@@ -23,6 +23,12 @@ class Failure(NamedTuple):
     message: str = ""
     traceback: str = ""  # as Python prints it, without frames of the launcher
     handled: bool = False  # True if it came while the program handled an exception, as in a `finally` block
+    shared: bool = False  # True if a call of meshdist raised it, which may fail on other ranks as well
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether no failure of another rank can be its cause."""
+        return not self.secondary and (self.handled or not self.shared)
 
     def headline(self) -> str:
         """Return the rank and the failure in one line."""
@@ -89,6 +95,7 @@ def read_error_file(path: str, rank: int) -> Failure | None:
             message=str(record["message"]),
             traceback=str(record["traceback"]),
             handled=bool(record.get("handled")),
+            shared=bool(record.get("shared")),
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None  # the exit status still shows the failure

@@ -22,7 +22,7 @@ DEFAULT_GRACE_S = 10.0
 DEFAULT_INTERVAL_S = 0.25
 """Period of checks without a descriptor, such as for the ranks' error files."""
 
-# Where all known failures are secondary: how long their cause may take, on a busy machine, to be noticed or written.
+# How long the cause of the known failures may take, on a busy machine, to be noticed or written.
 _SETTLE_S = 3.0
 _SETTLE_SLICE_S = 0.02
 _AFTER_KILL_S = 5.0
@@ -33,8 +33,10 @@ class Supervisor:
 
     A rank has failed when it exited with a nonzero status, or as soon as it wrote its error file (one of its threads
     may keep it from exiting). A failing rank makes its peers fail within milliseconds, and their failures may be
-    noticed first. So if all known failures are secondary, wait for their cause before reporting, as long as other ranks
-    run and for at most three seconds.
+    noticed first. A call that ranks waited for in a circle, or that they made with other arguments, fails on all of
+    them, and one may have made it in the handler of the exception that is the cause. So unless the first of the known
+    failures explains itself, wait for others before reporting, as long as other ranks run and for at most three
+    seconds.
     """
 
     def __init__(self, job: Job, interrupts: Interrupts | None = None, interval_s: float = DEFAULT_INTERVAL_S) -> None:
@@ -111,7 +113,11 @@ class Supervisor:
 
     def _settle(self) -> None:
         deadline = Deadline(_SETTLE_S)
-        while self._worker_set.running and first_cause(self._failures.values()).secondary and not deadline.expired():
+        while (
+            self._worker_set.running
+            and not first_cause(self._failures.values()).is_explained
+            and not deadline.expired()
+        ):
             self._wait(deadline.slice_s(_SETTLE_SLICE_S))
 
     def _wait(self, timeout_s: float) -> None:

@@ -148,12 +148,17 @@ def _traceback_of(error: BaseException) -> str:
 
 
 def _relations(error: BaseException) -> dict[str, bool]:
-    """Return whether it follows from the end of a peer, and whether it came while an exception was handled."""
+    """Return what Failure says of its relations to other exceptions: secondary, handled, shared."""
     if "meshdist.errors" not in sys.modules:  # meshdist has raised nothing
-        return {"secondary": False, "handled": False}
+        return {"secondary": False, "handled": False, "shared": False}
+    from meshdist.errors import DistError
     from meshdist.launch.failures import came_while_handling, follows_from_peer
 
-    return {"secondary": follows_from_peer(error), "handled": came_while_handling(error)}
+    return {
+        "secondary": follows_from_peer(error),
+        "handled": came_while_handling(error),
+        "shared": isinstance(error, DistError),
+    }
 
 
 def _exit_status(error: BaseException) -> int:

@@ -53,6 +53,16 @@ def test_results_come_by_rank_and_nothing_is_left(client: Any) -> None:
         assert left == (False, [], [])
 
 
+def receive_from_each_other() -> None:
+    dist.recv(np.empty(1), 1 - dist.get_rank())
+
+
+def test_beside_a_local_cluster_a_circle_of_threads_is_proven(client: Any) -> None:
+    assert client.submit(abs, -1).result(timeout=60) == 1
+    with pytest.raises(dist.DistBackendError, match="deadlock: the ranks wait for each other"):
+        dist.run(receive_from_each_other, 2, timeout=40)
+
+
 @pytest.mark.parametrize("dim", [0, 1])
 def test_arrays_come_as_dtensors_and_go_back(client: Any, dim: int) -> None:
     whole = np.arange(70.0).reshape(10, 7)

@@ -215,6 +215,32 @@ finally:
     assert err.index("ValueError: bad input") < err.index("During handling of the above exception")
 
 
+@pytest.mark.skipif(core.module is None, reason="without the core, the error of a call hides what was handled")
+def test_the_cause_may_come_after_the_end_of_the_rank_that_waited_for_it(tmp_path):
+    body = """
+import os, pathlib, time
+import numpy as np, meshdist as dist
+dist.init_process_group()
+pids = [None, None]
+dist.all_gather_object(pids, os.getpid())
+try:
+    if rank == 1:
+        raise ValueError("bad input")
+    dist.recv(np.ones(1), src=1)
+finally:
+    try:
+        dist.barrier()
+    except dist.DistError:
+        while rank == 1 and pathlib.Path(f"/proc/{pids[0]}").exists():
+            time.sleep(0.01)
+        raise
+"""
+    write_script(tmp_path, body)
+    status, _, err = meshrun(tmp_path, "--nproc-per-node", "2", "script.py")
+    assert status == 1
+    assert err.startswith("meshrun: first failure: rank 1 (pid ")
+
+
 def test_peers_error_is_shown_where_no_cause_comes_to_light(tmp_path):
     body = """
 from meshdist.errors import DistBackendError
