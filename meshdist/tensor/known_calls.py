@@ -96,7 +96,10 @@ def called(function: Any, implementation: Callable[..., Any], args: Any, kwargs:
 
 
 def _blocks(values: Sequence[Any], kind: type, mesh: Any, key: list[Any]) -> list[Any] | None:
-    """Return the arguments with blocks in place of DTensors, and add what they are to the key; None if not hashable."""
+    """Return the arguments with blocks in place of DTensors, and add what they are to the key.
+
+    None: They are not hashable, or not what a function takes beside these blocks: CuPy's take no tables of the host.
+    """
     blocks: list[Any] = []
     for value in values:
         of = type(value)
@@ -115,10 +118,15 @@ def _blocks(values: Sequence[Any], kind: type, mesh: Any, key: list[Any]) -> lis
         elif of is list or of is tuple:
             key.append((of, len(value)))
             inner = _blocks(value, kind, mesh, key)
-            if inner is None:
+            if inner is None or (of is list and mesh.device_type != "cpu" and not any(type(x) is kind for x in value)):
                 return None
             blocks.append(inner if of is list else tuple(inner))
-        elif of is np.ndarray and value.size <= _LARGEST_VALUE and value.dtype.kind in "biufc":
+        elif (
+            of is np.ndarray
+            and value.size <= _LARGEST_VALUE
+            and value.dtype.kind in "biufc"
+            and mesh.device_type == "cpu"
+        ):
             key.append((value.dtype, value.shape, value.tobytes()))
             blocks.append(value)
         else:

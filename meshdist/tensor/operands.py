@@ -12,7 +12,7 @@ from meshdist.profiler.tables import bytes_text
 from meshdist.tensor.agreement import Origin, merged
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.dispatch import NUMBERS, may_redistribute
-from meshdist.tensor.distribution import array_module
+from meshdist.tensor.distribution import array_module, as_block
 from meshdist.tensor.dtensor import DTensor, wrap
 from meshdist.tensor.index_space import Alignment, Labels, Passes, align
 from meshdist.tensor.known_calls import changes
@@ -56,17 +56,20 @@ def layout_of(operand: Any, mesh: DeviceMesh) -> ArrayLayout:
 
 
 def local_of(operand: Any, target: ArrayLayout, mesh: DeviceMesh) -> Any:
-    """Return this rank's block of an operand in the layout `target`; a number stays a number."""
+    """Return this rank's block of an operand in the layout `target`; a number stays a number.
+
+    An array of the CPU beside blocks of GPUs is copied to these.
+    """
     if isinstance(operand, DTensor):
         return operand._moved(target)
     if not target.pending and target.is_replicated:
-        return operand
+        return operand if mesh.device_type == "cpu" or not isinstance(operand, np.ndarray) else as_block(operand, mesh)
     if isinstance(operand, NUMBERS):  # keeps its weak dtype
         alone = [(axis, op) for axis, op in target.pending.items() if op in ("sum", "product")]
         kept = all(mesh.get_local_rank(axis) == 0 for axis, _ in alone)
         changes.count += not kept
         return operand if kept else type(operand)(alone[0][1] == "product")
-    return move(np.asarray(operand), layout_of(operand, mesh), target, mesh)
+    return move(as_block(operand, mesh), layout_of(operand, mesh), target, mesh)
 
 
 def origin_among(operands: Sequence[Any], layout: ArrayLayout) -> Origin:

@@ -9,6 +9,7 @@ from warnings import warn
 
 import numpy as np
 
+from meshdist.arrays.device import cupy_module
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.tensor.agreement import words_of
 from meshdist.tensor.array_layout import ArrayLayout, is_whole
@@ -152,6 +153,7 @@ def _of_lines(
     held, total = (told.get() if hasattr(told, "get") else told)[:, None]
     before, after, share = places(held if skips_nan else total[:, :1])
     empty = held == 0 if skips_nan else held < total
+    share = None if share is None else module.asarray(share)
     wanted = np.stack([before, after]).astype(np.intp)
     wanted = np.where(empty, -1, np.broadcast_to(wanted, (*wanted.shape[:2], lines.shape[1])))
     flat = wanted.reshape(-1, lines.shape[1])
@@ -164,7 +166,7 @@ def _of_lines(
     with np.errstate(all="ignore"):
         values = combined(low, high, share)
     if empty.any():
-        values = module.where(module.asarray(empty), np.asarray(np.nan, values.dtype), values)
+        values = module.where(module.asarray(empty), values.dtype.type(np.nan), values)
         if skips_nan:
             warn("All-NaN slice encountered", RuntimeWarning, stacklevel=5)
     return values
@@ -222,11 +224,9 @@ def _quantile(function: Any, hundred: bool) -> None:
         keepdims = keepdims is not NOT_GIVEN and bool(keepdims)
 
         def of_block(block: Any, **options: Any) -> Any:
-            # CuPy takes numbers, and arrays of its own.
-            given = q if of_all.ndim == 0 else array_module(a.mesh).asarray(of_all.reshape(-1))
+            made = _of_block(function, block, q if of_all.ndim == 0 else of_all.reshape(-1), method=method, **options)
             if of_all.ndim < 2:
-                return function(block, given, method=method, **options)
-            made = function(block, given, method=method, **options)
+                return made
             return made.reshape(of_all.shape + made.shape[1:]) if made.shape[:1] == (of_all.size,) else made
 
         of_block.skips_nan = skips_nan  # type: ignore[attr-defined]
@@ -247,6 +247,17 @@ def _quantile(function: Any, hundred: bool) -> None:
         if out is not None:
             checked_out(name, out, result.shape)
         return written(name, result, out)
+
+
+def _of_block(function: Any, block: Any, q: Any, **options: Any) -> Any:
+    """Return quantiles of a block, a NumPy or CuPy array; what CuPy has no function for is computed on the CPU."""
+    if isinstance(block, np.ndarray):
+        return function(block, q, **options)
+    cupy = cupy_module()
+    if not hasattr(cupy, function.__name__):
+        return cupy.asarray(function(block.get(), q, **options))
+    # It takes numbers, and arrays of its own.
+    return function(block, q if np.ndim(q) == 0 else cupy.asarray(q), **options)
 
 
 def _weighted(function: Any, name: str, args: Any, weights: Any) -> DTensor:

@@ -6,13 +6,15 @@ compared with those before it. Two of them of which one writes, and that no even
 a race; so is memory that is given back to the pool of its stream while another stream still uses it. Both are found
 whatever the order in which things happened to be done.
 
-It stands for what CuPy's documentation says of the functions that meshdist calls, and for nothing else.
+It stands for what CuPy's documentation says of the functions that meshdist calls, and for nothing else. NumPy's other
+functions are those of standin_numpy.py, which wait for the device.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import sys
 import types
 from collections.abc import Iterator
@@ -29,9 +31,12 @@ from standin_gpu import (
     event_query,
     get_current_stream,
 )
+from standin_numpy import METHODS, Functions, computed
 
 __all__ = ["MACHINE", "RaceError", "installed", "module"]
 
+# What is enqueued as a kernel, on arrays of one shape and dtype.
+KERNELS = ("add", "multiply", "minimum", "maximum", "bitwise_and", "bitwise_or", "bitwise_xor")
 byte_bounds = getattr(np.lib, "array_utils", np).byte_bounds  # NumPy 2 has it there
 
 
@@ -106,8 +111,11 @@ def using_allocator(allocator) -> Iterator[None]:
         MACHINE.local.allocator = before
 
 
-class ndarray:
+class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
     """An array in "device memory". The host sees its elements through `get` alone."""
+
+    __array_priority__ = 100
+    __hash__ = object.__hash__
 
     def __init__(self, shape, dtype=float, host=None, owner=None, device=None) -> None:
         self.device = types.SimpleNamespace(id=MACHINE.device() if device is None else device)
@@ -125,9 +133,33 @@ class ndarray:
     def __array__(self, *given: object) -> None:
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
 
-    def __array_ufunc__(self, ufunc, method: str, *given, out: tuple = ()) -> ndarray:
-        assert method == "__call__"
-        return elementwise(ufunc)(*given, out=out[0] if out else None)
+    def __array_ufunc__(self, ufunc, method: str, *given, out: tuple = (), **kwargs) -> ndarray:
+        if method in ("reduce", "reduceat", "outer"):
+            return computed(getattr(ufunc, method), given, kwargs, ndarray)
+        if method != "__call__":
+            return NotImplemented
+        if ufunc.__name__ in KERNELS and not kwargs and are_alike([*given, *out]):
+            return elementwise(ufunc)(*given, out=out[0] if out else None)
+        return computed(ufunc, given, {**kwargs, **({"out": out} if out else {})}, ndarray)
+
+    def __array_function__(self, function, types, args, kwargs):
+        return computed(function, args, kwargs, ndarray)
+
+    def __getattr__(self, name: str):
+        if name not in METHODS:
+            raise AttributeError(f"'ndarray' object has no attribute {name!r}")
+        return lambda *args, **kwargs: computed(getattr(np.ndarray, name), (self, *args), kwargs, ndarray)
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    __index__ = __int__
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, self.device.id
@@ -147,19 +179,25 @@ class ndarray:
         return ndarray(None, None, host, self._owner, self.device.id)
 
     def __getitem__(self, place) -> ndarray:
+        if has_arrays(place):
+            return computed(np.ndarray.__getitem__, (self, on_device(place)), {}, ndarray)
         found = self._host[place]
-        return self.seen_as(found if isinstance(found, np.ndarray) else self._host[place, ...])
+        places = place if isinstance(place, tuple) else (place,)
+        return self.seen_as(found if isinstance(found, np.ndarray) else self._host[(*places, ...)])
 
     def __setitem__(self, place, value) -> None:
+        if has_arrays(place):
+            computed(np.ndarray.__setitem__, (self, on_device(place), value), {}, ndarray)
+            return
         part = self[place]
         given = [value] if isinstance(value, ndarray) else []
         values = value._host if given else value
         kernel(lambda: part._host.__setitem__(..., values), given, [part], "an assignment")
 
-    def reshape(self, *shape) -> ndarray:
-        view = self._host.reshape(*shape)
-        assert view.base is not None
-        assert not self.size or np.shares_memory(view, self._host), "a reshape that copies"
+    def reshape(self, *shape, order: str = "C") -> ndarray:
+        view = self._host.reshape(*shape, order=order)
+        if self.size and not np.shares_memory(view, self._host):
+            return computed(np.reshape, (self, view.shape, order), {}, ndarray)
         return self.seen_as(view)
 
     def view(self, dtype) -> ndarray:
@@ -169,11 +207,23 @@ class ndarray:
     def T(self) -> ndarray:
         return self.seen_as(self._host.T)
 
+    @property
+    def real(self) -> ndarray:
+        return self.seen_as(self._host.real)
+
+    @property
+    def imag(self) -> ndarray:
+        return computed(np.imag, (self,), {}, ndarray)
+
     def transpose(self, *axes) -> ndarray:
         return self.seen_as(self._host.transpose(*axes))
 
-    def astype(self, dtype, copy: bool = True) -> ndarray:
-        return in_order(self, lambda: self._host.astype(dtype), dtype, [self])
+    def astype(self, dtype, order: str = "K", copy: bool = True) -> ndarray:
+        return (
+            self
+            if not copy and self.dtype == dtype
+            else in_order(self, lambda: self._host.astype(dtype), dtype, [self])
+        )
 
     def copy(self, order: str = "C") -> ndarray:
         # It lies on the current device, wherever the array does.
@@ -208,6 +258,26 @@ def made(compute, shape, dtype, reads: list[ndarray], what: str = "a kernel") ->
     return array
 
 
+def has_arrays(place) -> bool:
+    """Return whether an index holds arrays."""
+    return any(
+        isinstance(part, (ndarray, np.ndarray, list)) for part in (place if isinstance(place, tuple) else (place,))
+    )
+
+
+def on_device(place):
+    """Return an index with the arrays of NumPy in it copied to the device, as CuPy does."""
+    if isinstance(place, tuple):
+        return tuple(map(on_device, place))
+    return asarray(place) if isinstance(place, np.ndarray) else place
+
+
+def are_alike(arrays) -> bool:
+    return all(isinstance(array, ndarray) and array.dtype == arrays[0].dtype for array in arrays) and (
+        len({array.shape for array in arrays}) == 1
+    )
+
+
 def in_order(first: ndarray, compute, dtype, reads: list[ndarray]) -> ndarray:
     """Return what a kernel makes, in the order of its first input: CuPy keeps that of Fortran where it finds it."""
     if first.flags.c_contiguous or not first._host.flags.f_contiguous:
@@ -217,7 +287,7 @@ def in_order(first: ndarray, compute, dtype, reads: list[ndarray]) -> ndarray:
 
 def asarray(value, dtype=None) -> ndarray:
     if isinstance(value, ndarray):
-        return value
+        return value if dtype is None or value.dtype == dtype else value.astype(dtype)
     if hasattr(type(value), "__cuda_array_interface__"):
         holder = types.SimpleNamespace(__array_interface__=value.__cuda_array_interface__)
         return ndarray(None, None, np.asarray(holder), value, 0)
@@ -237,13 +307,18 @@ def elementwise(ufunc: np.ufunc):
     return call
 
 
+def applied(ufunc: np.ufunc, *given, out=None, **kwargs) -> ndarray:
+    first = next(array for array in given if isinstance(array, ndarray))
+    return first.__array_ufunc__(ufunc, "__call__", *given, out=() if out is None else (out,), **kwargs)
+
+
 def from_dlpack(value) -> ndarray:
     raise BufferError("the stand-in takes no DLPack")
 
 
 def module() -> types.ModuleType:
     """Return the stand-in as a module, to be put into `sys.modules` as `cupy`."""
-    cupy, cuda = types.ModuleType("cupy"), types.ModuleType("cupy.cuda")
+    cupy, cuda = Functions("cupy", np, ndarray), types.ModuleType("cupy.cuda")
     cuda.__dict__.update(
         Stream=Stream,
         Event=Event,
@@ -254,9 +329,8 @@ def module() -> types.ModuleType:
         using_allocator=using_allocator,
         runtime=runtime,
     )
-    names = ["add", "multiply", "minimum", "maximum", "bitwise_and", "bitwise_or", "bitwise_xor"]
     cupy.__dict__.update(
-        {name: elementwise(getattr(np, name)) for name in names},
+        {name: functools.partial(applied, getattr(np, name)) for name in KERNELS},
         cuda=cuda,
         ndarray=ndarray,
         empty=lambda shape, dtype=float: ndarray(shape, dtype),
