@@ -1,6 +1,7 @@
 """What a call of the nccl backend costs the host, over CuPy's own call of NCCL; and the bandwidth of all_reduce.
 
 python benchmarks/nccl_overhead.py                                        # one rank, one GPU
+python benchmarks/nccl_overhead.py --torch                                # and torch.distributed's, of the same size
 meshrun --nproc-per-node gpu benchmarks/nccl_overhead.py                  # a rank for each GPU
 meshrun --nproc-per-node gpu benchmarks/nccl_overhead.py --bandwidth      # of 8 B to 1 GiB
 
@@ -40,6 +41,17 @@ def raw_call(cupy: Any, x: Any) -> Callable[[], object]:
     comm = nccl.NcclCommunicator(dist.get_world_size(), unique_id[0], dist.get_rank())
     stream = cupy.cuda.Stream(non_blocking=True)
     return lambda: comm.allReduce(x.data.ptr, x.data.ptr, x.size, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, stream.ptr)
+
+
+def torch_calls(nbytes: int) -> list[Callable[[], object]]:
+    """Return the sync and the async all_reduce of torch.distributed, on a tensor of so many bytes."""
+    import torch
+    import torch.distributed as torch_dist
+
+    if not torch_dist.is_initialized():
+        torch_dist.init_process_group("nccl", store=torch_dist.HashStore(), rank=0, world_size=1)
+    y = torch.zeros(nbytes // 4, device="cuda")
+    return [lambda: torch_dist.all_reduce(y), lambda: torch_dist.all_reduce(y, async_op=True).wait()]
 
 
 def turn(cupy: Any, call: Callable[[], object], calls: int) -> float:
@@ -83,6 +95,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=50, help="rounds of turns (default: %(default)s)")
     parser.add_argument("--calls", type=int, default=100, help="calls in a turn (default: %(default)s)")
     parser.add_argument("--bandwidth", action="store_true", help="measure the bandwidth of all_reduce instead")
+    parser.add_argument("--torch", action="store_true", help="measure torch.distributed, too; on one rank")
     args = parser.parse_args()
 
     import cupy
@@ -99,18 +112,23 @@ def main() -> None:
             print(f"{title}; all_reduce of float32", *lines, sep="\n")
         dist.destroy_process_group()
         return
-    lines = [f"{'bytes':>10}  {'raw':>8}  {'sync':>8}  {'async':>8}  {'sync - raw':>10}"]
+    if args.torch and dist.get_world_size() > 1:
+        parser.error("--torch measures one rank")
+    names = ["raw", "sync", "async", *(["torch", "torch async"] if args.torch else []), "sync - raw"]
+    lines = [f"{'bytes':>10}" + "".join(f"  {name:>11}" for name in names)]
     worst = 0.0
     for nbytes in (8, 1 << 10, 1 << 20):
         x = cupy.zeros(nbytes // 4, np.float32)
         ways = [raw_call(cupy, x), lambda x=x: dist.all_reduce(x), lambda x=x: dist.all_reduce(x, async_op=True).wait()]
+        if args.torch:
+            ways += torch_calls(nbytes)
         for way in ways:
             turn(cupy, way, args.calls)
         rounds = [[turn(cupy, way, args.calls) for way in ways] for _ in range(args.rounds)]
-        raw, sync, with_work = (statistics.median(times) for times in zip(*rounds, strict=True))
+        medians = [statistics.median(times) for times in zip(*rounds, strict=True)]
         over = statistics.median(times[1] - times[0] for times in rounds)
         worst = max(worst, over)
-        lines.append(f"{nbytes:>10}  {raw:>8.2f}  {sync:>8.2f}  {with_work:>8.2f}  {over:>10.2f}")
+        lines.append(f"{nbytes:>10}" + "".join(f"  {us:>11.2f}" for us in (*medians, over)))
     if dist.get_rank() == 0:
         print(f"{title}; microseconds a call")
         print("\n".join(lines))

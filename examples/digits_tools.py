@@ -19,11 +19,11 @@ def array_module(device: str) -> Any:
     try:
         import cupy
     except ImportError as error:
-        sys.exit(f"train_digits.py: --device cuda needs CuPy: `pip install cupy-cuda12x` ({error})")
+        sys.exit(f"--device cuda needs CuPy: `pip install cupy-cuda12x` ({error})")
     try:
         num_gpus = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        sys.exit(f"train_digits.py: --device cuda needs a GPU and its driver, CuPy finds none here ({error})")
+        sys.exit(f"--device cuda needs a GPU and its driver, CuPy finds none here ({error})")
     cupy.cuda.Device(dist.get_node_local_rank(0) % num_gpus).use()
     return cupy
 

@@ -4,10 +4,11 @@
     meshrun -n 4 examples/train_transformer.py --mesh 1x2x2 --schedule zero-bubble --sequence-parallel --plot run.png
     python examples/train_transformer.py --steps 100
     meshrun -n 4 examples/train_transformer.py --mesh 2x2x1 --plain
+    meshrun -n gpu examples/train_transformer.py --device cuda
 
-A decoder in NumPy learns to write like this project's documentation, character by character, and at the end writes some
-lines. All these are the same run: parameters, batches and, up to rounding, losses do not depend on the mesh, nor on the
-schedule of the pipeline. In a step,
+A decoder in NumPy, or with --device cuda in CuPy on a GPU for each rank, learns to write like this project's
+documentation, character by character, and at the end writes some lines. All these are the same run: parameters, batches
+and, up to rounding, losses do not depend on the mesh, nor on the schedule of the pipeline. In a step,
 
     along "pp"  PipelineRunner takes the micro-batches through the stages, forward and backward; a stage is a function
                 of transformer_network.py, and autograd_stage makes its backward;
@@ -29,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import transformer_plain
-from digits_tools import progress
+from digits_tools import array_module, progress
 from transformer_network import Network, block_of, first_values, parameters_of
 from transformer_tools import (
     ReplicatedOptimizer,
@@ -83,7 +84,11 @@ def train(mesh: dist.DeviceMesh, args: argparse.Namespace) -> dict[str, Any]:
     # What this rank has: stages of the pipeline, and of each parameter of theirs its block along tp.
     specs = {s: parameters_of(network, s, schedule.num_stages) for s in schedule.stages_of(pp.get_local_rank())}
     of_all = {name: spec for stage in specs.values() for name, spec in stage.items()}
-    blocks = {name: block_of(network, s, first_values(network, name, s, args.dtype)) for name, s in of_all.items()}
+    xp = array_module(args.device)
+    blocks = {
+        name: xp.asarray(block_of(network, spec, first_values(network, name, spec, args.dtype)))
+        for name, spec in of_all.items()
+    }
     optimizer = (ShardedOptimizer if args.zero else ReplicatedOptimizer)(blocks, adam, dp)
     losses = load(Path(args.checkpoint), mesh, network, of_all, optimizer) if args.resume else []
     stages = {
@@ -121,7 +126,7 @@ def train(mesh: dist.DeviceMesh, args: argparse.Namespace) -> dict[str, Any]:
 
 def mean_loss(losses: list[Any] | None, mesh: dist.DeviceMesh, schedule: Schedule) -> float:
     """Return the mean over micro-batches and "dp" on all ranks; the ranks of the last stage have the losses."""
-    loss = np.array(0.0 if losses is None else np.mean(losses, dtype=np.float64))
+    loss = np.array(0.0 if losses is None else np.mean([float(loss) for loss in losses]))
     mesh["pp"].broadcast(loss, group_src=schedule.rank_of(schedule.num_stages - 1))
     return float(mesh["dp"].all_reduce(loss, op="avg"))
 
@@ -145,6 +150,7 @@ def sample(
         new = np.zeros(1, np.int64)
         if logits is not None:  # on the rank of the last stage: for each token, this rank's part of the logits
             last = all_gather(logits[len(seen) - 1], network.tp, axis=0)
+            last = last.get() if args.device == "cuda" else last
             new[0] = np.argmax(last / args.temperature + rng.gumbel(size=len(last)))
         pp.broadcast(new, group_src=schedule.rank_of(schedule.num_stages - 1))
         text = np.append(text, new)
@@ -199,6 +205,8 @@ def parser() -> argparse.ArgumentParser:
     add("--micro-batches", type=int, metavar="N", help="of a step (default: 1, or 2 for each rank of a pipeline)")
     add("--sequence-parallel", action="store_true", help="shard the activations between the layers along tp")
     add("--zero", action="store_true", help="spread the state of the optimizer along dp")
+    add("--device", choices=["cpu", "cuda"], default="cpu", help="of the arrays (default: %(default)s)")
+    add("--backend", help="of the groups (default: gloo, and with --device cuda nccl for GPU arrays)")
     add("--plain", action="store_true", help="the same by hand, from transformer_plain.py")
     add("--steps", type=int, default=300, help="batches to train on (default: %(default)s)")
     add("--batch", type=int, default=16, help="sequences in a global batch (default: %(default)s)")
@@ -238,6 +246,8 @@ def parsed() -> argparse.Namespace:
         made.error("--resume needs --checkpoint, the folder to go on from")
     if args.plain and (args.zero or args.sequence_parallel or args.checkpoint or args.plot):
         made.error("--plain has no --zero, --sequence-parallel, --checkpoint and --plot")
+    if args.plain and args.device != "cpu":
+        made.error("--plain computes in NumPy, and has no --device cuda")
     if args.plain and args.schedule not in (None, "gpipe"):
         made.error(f"--plain has no schedule but gpipe, got {args.schedule}")
     return args
@@ -247,9 +257,9 @@ def main() -> None:
     args = parsed()
     launched = any(name in os.environ for name in LAUNCHED)
     alone: dict[str, Any] = {} if launched else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group("gloo", **alone)
+    dist.init_process_group(args.backend or {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}[args.device], **alone)
     shape = mesh_shape(args.mesh, dist.get_world_size())
-    mesh = dist.init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp", "pp"))
+    mesh = dist.init_device_mesh(args.device, shape, mesh_dim_names=("dp", "tp", "pp"))
     run = (transformer_plain.train if args.plain else train)(mesh, args)
     if dist.get_rank() == 0:
         if args.json:

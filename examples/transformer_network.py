@@ -133,7 +133,7 @@ defvjp(squared_relu, lambda _, x: lambda g: 2 * g * np.maximum(x, 0))
 def causal_softmax(scores: Array, scale: float) -> Array:
     """Return the softmax of scale * scores along the last dimension, where row t sees the first t + 1 columns only."""
     shares = scores * scale
-    shares += np.triu(np.full(scores.shape[-2:], -np.inf, scores.dtype), 1)
+    shares += np.triu(np.full_like(scores, -np.inf, shape=scores.shape[-2:]), 1)
     shares -= shares.max(axis=-1, keepdims=True)
     np.exp(shares, out=shares)
     shares /= shares.sum(axis=-1, keepdims=True)

@@ -15,6 +15,7 @@ from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import isbox
 
 from meshdist.autograd.array_moves import full, redistribute, to_local
+from meshdist.autograd.device_arrays import is_device_array
 from meshdist.tensor.array_creation import zeros
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.dispatch import deferring
@@ -168,9 +169,11 @@ class DTensorVSpace(VSpace):  # type: ignore[misc]
 
 @primitive
 def _array(args: tuple[Any, ...], kwargs: dict[str, Any], x: Any) -> Any:
-    """Return `numpy.array(x, *args, **kwargs)`, and a DTensor as it is: `stack` and others of autograd call it."""
-    if not isinstance(x, DTensor):
+    """Return `numpy.array(x, *args, **kwargs)`, and a DTensor or CuPy's array as it is: `stack` and others call it."""
+    if not isinstance(x, DTensor) and not is_device_array(x):
         return np.array(x, *args, **kwargs)
+    if kwargs.get("dtype") is not None:
+        x = x.astype(kwargs["dtype"], copy=False)
     added = max(0, kwargs.get("ndmin", 0) - x.ndim)
     return np.expand_dims(cast(Any, x), tuple(range(added)))
 

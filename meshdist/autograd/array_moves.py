@@ -11,6 +11,7 @@ from autograd.tracer import getval
 
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.array_layout import ArrayLayout
+from meshdist.tensor.distribution import as_block
 from meshdist.tensor.dtensor import DTensor, wrap
 from meshdist.tensor.placements import Partial, Placements, Replicate
 
@@ -63,7 +64,7 @@ def redistribute(x: Any, placements: Placements | None = None) -> Any:
 @primitive
 def from_block(block: Any, layout: ArrayLayout, mesh: DeviceMesh) -> DTensor:
     """Return the DTensor of this rank's block of a layout."""
-    return wrap(np.asarray(block), layout, mesh)
+    return wrap(as_block(block, mesh), layout, mesh)
 
 
 @primitive

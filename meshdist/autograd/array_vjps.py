@@ -1,8 +1,9 @@
-"""Vector-Jacobian products of operations on DTensors, where those of HIPS autograd would not do.
+"""Vector-Jacobian products of operations on DTensors and CuPy's arrays, where those of HIPS autograd would not do.
 
-Those of autograd are for arrays in one memory: they fill zeros of the shape of the whole array, write into them, or
-walk the elements. Here the gradient of what takes elements is what puts them back, and that of a reduction a broadcast.
-All the others are autograd's: they compute with functions of NumPy, which DTensors have.
+Those of autograd are for arrays in the host's memory: they fill zeros of the shape of the whole array, write into them,
+or walk the elements. Here the gradient of what takes elements is what puts them back, and that of a reduction is a
+broadcast.
+All the others are autograd's: they compute with functions of NumPy, which DTensors and CuPy have.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from autograd.extend import defvjp, primitive
 from autograd.numpy import numpy_wrapper
 from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.numpy.numpy_vjps import match_complex, unbroadcast
-from autograd.tracer import trace_primitives_map
+from autograd.tracer import getval, trace_primitives_map
 
 from meshdist.autograd.array_moves import _local, _redistributed, _whole, block_of, from_block, settled
+from meshdist.autograd.device_arrays import added_at, new_zeros
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.array_creation import zeros
 from meshdist.tensor.array_layout import ArrayLayout, Cut
@@ -45,7 +47,7 @@ _LINEAR = {
 
 
 def maker_for_arrays(fun: Any) -> Callable[..., Callable[[Any], Any]] | None:
-    """Return what makes the vector-Jacobian product of a primitive that takes or returns DTensors; None: there is none.
+    """Return what makes the vector-Jacobian product of a primitive that takes or returns such arrays, or None.
 
     It is called as those in `autograd.core.primitive_vjps`.
     """
@@ -332,8 +334,7 @@ def put_back(g: DTensor, shape: tuple[int, ...], layout: ArrayLayout, positions:
         places = positions.redistribute(placements).to_local()
     else:
         places = positions[g.index]
-    block = np.zeros(math.prod(shape), g.dtype)
-    np.add.at(block, places.ravel(), g.to_local().ravel())
+    block = added_at((math.prod(shape),), places.ravel(), g.to_local().ravel())
     pending = _pending_along(g.layout.cuts)
     whole = ArrayLayout.of_cuts(shape, layout.mesh_shape, (None,) * len(shape), pending)
     return wrap(block.reshape(shape), whole, mesh)
@@ -364,15 +365,33 @@ def put_rows(g: DTensor, shape: tuple[int, ...], dim: int, rows: Any) -> DTensor
         places = rows[g.index[inner]]
     cuts = (*layout.cuts[:dim], None, *layout.cuts[dim + rows.ndim :])
     made = ArrayLayout.of_cuts(shape, layout.mesh_shape, cuts, _pending_along(layout.cuts[inner]))
-    block = np.zeros(made.local_shape(coordinate_in(mesh)), g.dtype)
-    np.add.at(block, (slice(None),) * dim + (places,), g.to_local())
+    block = added_at(made.local_shape(coordinate_in(mesh)), (slice(None),) * dim + (places,), g.to_local())
     return wrap(block, made, mesh)
+
+
+@primitive
+def put_elements(g: Any, shape: tuple[int, ...], key: Any) -> Any:
+    """Return a CuPy array of zeros to which the elements of `g` are added where `key` names them."""
+    if not _is_basic(key):
+        return added_at(shape, key, g)
+    made = new_zeros(shape, g)
+    made[key] = g
+    return made
+
+
+def _is_basic(key: Any) -> bool:
+    """Return whether an index names no element twice, as slices, numbers, and masks do."""
+    entries = key if isinstance(key, tuple) else (key,)
+    return all(not isinstance(part, list) and getattr(part, "dtype", np.bool_) == np.bool_ for part in entries)
 
 
 def _taking(fun: Callable[..., Any], result: Any, x: Any, *args: Any, **kwargs: Any) -> Vjp:
     """Return the gradient of a function that takes elements of `x`, once, several times, or not at all."""
 
     def pull(g: Any) -> Any:
+        if not hasattr(x, "layout"):
+            places = fun(np.arange(x.size, like=getval(x)).reshape(x.shape), *args, **kwargs)
+            return anp.reshape(put_elements(anp.ravel(g), (x.size,), places.ravel()), x.shape)
         return put_back(g, tuple(x.shape), x.layout, _positions(fun, x, args, kwargs))
 
     return pull
@@ -397,6 +416,8 @@ def put_slice(g: DTensor, key: Any, layout: ArrayLayout, mesh: DeviceMesh) -> DT
 
 
 def _item(result: Any, x: Any, key: Any) -> Vjp:
+    if not hasattr(x, "layout"):
+        return lambda g: put_elements(g, x.shape, key)
     entries = key if isinstance(key, tuple) else (key,)
     if all(not hasattr(entry, "ndim") and not isinstance(entry, list) for entry in entries):
         return lambda g: put_slice(g, key, x.layout, x.mesh)
@@ -414,6 +435,8 @@ def _take(result: Any, x: Any, indices: Any, axis: int | None = None, *args: Any
     if axis is None or args or kwargs or not _is_rows(indices):
         return _taking(np.take, result, x, indices, axis, *args, **kwargs)
     shape, dim = tuple(x.shape), normalized(axis, x.ndim)
+    if not hasattr(x, "layout"):
+        return lambda g: put_elements(g, shape, (slice(None),) * dim + (indices,))
     return lambda g: put_rows(g, shape, dim, indices)
 
 
@@ -425,6 +448,7 @@ def _sort(result: Any, x: Any, axis: int | None = -1, *_: Any, **__: Any) -> Vjp
 
 
 defvjp(put_slice, lambda result, g, key, layout, mesh: lambda h: h[key])
+defvjp(put_elements, lambda result, g, shape, key: lambda h: h[key])
 defvjp(put_back, lambda result, g, shape, layout, positions: lambda h: anp.reshape(h, -1)[positions])
 defvjp(put_rows, lambda result, g, shape, dim, rows: lambda h: h[(slice(None),) * dim + (rows,)])
 _define(ArrayBox.__getitem__, _item)

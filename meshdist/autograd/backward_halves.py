@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from autograd.extend import vspace
 from autograd.tracer import isbox
 
 from meshdist.arrays.device_types import taken
 from meshdist.arrays.trees import Tree
+from meshdist.autograd.device_arrays import as_array
 from meshdist.autograd.tape import Tape, TapeNode, backward, is_differentiable, is_on, recording
 
 
@@ -72,7 +72,9 @@ class _Boxed:
         leaves = []
         for box, leaf in zip(self.boxes, self._tree.leaves, strict=True):
             gradient = found.get(box._node) if isbox(box) else None
-            leaves.append(vspace(leaf).zeros() if gradient is None else np.asarray(gradient, leaf.dtype))
+            leaves.append(
+                vspace(leaf).zeros() if gradient is None else as_array(gradient).astype(leaf.dtype, copy=False)
+            )
         return self._tree.rebuilt(leaves)
 
 

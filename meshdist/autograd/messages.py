@@ -11,7 +11,9 @@ import numpy as np
 from autograd.extend import defvjp, primitive
 from autograd.tracer import getval
 
+from meshdist.arrays.device_types import new_empty
 from meshdist.autograd.collective_rules import Collective, Wanted, array_of, with_vjp
+from meshdist.autograd.device_arrays import as_array, contiguous, new_zeros
 from meshdist.autograd.tape import communicating, current_tape, is_on
 from meshdist.collectives.send_recv import recv as _recv_into
 from meshdist.collectives.send_recv import send as _send_from
@@ -22,7 +24,7 @@ from meshdist.runtime.context import GroupLike
 
 
 def _permuted(x: Any, members: ProcessGroup, to: int | None, by: int | None) -> Any:
-    block = np.ascontiguousarray(x).reshape(np.shape(x))
+    block = contiguous(x)
     if to is not None and by is not None:
         taken = np.empty_like(block)
         _sendrecv(block, taken, group=members, group_dst=to, group_src=by)
@@ -113,29 +115,33 @@ def _has_gradient(x: Any) -> bool:
 
 
 def _sent(x: Any, members: ProcessGroup, to: int, tag: int) -> Any:
-    block = np.ascontiguousarray(x).reshape(np.shape(x))
+    block = contiguous(x)
     _send_from(block, group=members, group_dst=to, tag=tag)
-    return np.zeros((), block.dtype)
+    return new_zeros((), block)
 
 
 def _pull_send(g: Any, x: Any, y: Any, members: ProcessGroup, to: int, tag: int) -> Any:
     del g, y  # the receiver has the gradient
-    value = np.asarray(getval(x))
-    return _RECV(None, members, to, tag, value.shape, value.dtype)
+    return _RECV(None, members, to, tag, np.shape(getval(x)), _kind_of(x))
+
+
+def _kind_of(x: Any) -> Any:
+    """Return an array without elements, of the dtype of `x` and in its memory."""
+    return np.empty_like(as_array(getval(x)), shape=0)
 
 
 _SEND = Collective("send", _sent, _pull_send, "x")
 
 
-def _received(anchor: Any, members: ProcessGroup, by: int, tag: int, shape: Any, dtype: Any) -> Any:
+def _received(anchor: Any, members: ProcessGroup, by: int, tag: int, shape: Any, kind: Any) -> Any:
     del anchor
-    taken = np.empty(shape, dtype)
+    taken = new_empty(shape, kind)
     _recv_into(taken, group=members, group_src=by, tag=tag)
     return taken
 
 
 def _pull_recv(g: Any, anchor: Any, y: Any, members: ProcessGroup, by: int, tag: int, *array: Any) -> Any:
-    _SEND(anp.array(g, dtype=array[1]), members, by, tag)
+    _SEND(anp.array(g, dtype=array[1].dtype), members, by, tag)
     return np.zeros_like(getval(anchor))
 
 
@@ -217,6 +223,5 @@ def recv(x: Any, src: int | None = None, group: GroupLike = None, tag: int = 0, 
     members = resolve(group)
     by = members.root("recv", "src", src, group_src)
     x, tape = array_of("recv", members, x), current_tape()
-    value = np.asarray(getval(x))
     anchor = x if tape is None or not _has_gradient(x) or is_on(tape, x) else tape.anchor
-    return _RECV(anchor, members, by, tag, value.shape, value.dtype)
+    return _RECV(anchor, members, by, tag, np.shape(getval(x)), _kind_of(x))

@@ -11,6 +11,7 @@ from autograd.tracer import isbox
 from meshdist.arrays.host import consecutive_views
 from meshdist.arrays.trees import Tree
 from meshdist.autograd.collective_rules import check_gradient
+from meshdist.autograd.device_arrays import on_host
 from meshdist.collectives.all_reduce import all_reduce
 from meshdist.collectives.objects import all_gather_object
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
@@ -82,9 +83,8 @@ class PendingGradients:
 
     def _own(self, block: Any) -> Any:
         """Return a block that may be written into, and is no other gradient's."""
-        if not isinstance(block, np.ndarray):
-            return block
-        if not block.flags.writeable or id(block) in self._blocks:
+        is_shared = not block.flags.writeable if isinstance(block, np.ndarray) else 0 in block.strides
+        if is_shared or id(block) in self._blocks:
             block = block.copy()
         self._blocks.add(id(block))
         return block
@@ -200,7 +200,7 @@ def _check_equal(gradient: DTensor, name: str) -> None:
     axes = tuple(axis for axis in range(len(mesh.shape)) if axis not in busy and mesh.shape[axis] > 1)
     if axes:
         check_replicated(
-            np.asarray(gradient.to_local()),
+            on_host(gradient.to_local()),
             group_of(mesh, axes),
             f"the gradient of {name} (it replicates along these ranks: a sum over them is missing)",
         )

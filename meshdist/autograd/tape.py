@@ -19,6 +19,7 @@ from autograd.core import add_outgrads, primitive_vjps
 from autograd.extend import VJPNode, vspace
 
 from meshdist.autograd.array_vjps import maker_for_arrays
+from meshdist.autograd.device_arrays import is_device_array, register
 
 
 class _Traces:
@@ -70,6 +71,7 @@ class Tape:
 
     def box(self, value: Any, is_input: bool = False) -> Any:
         """Return a box of a value that the function is differentiated by."""
+        register(value)
         root = TapeNode.new_root(self)
         root.is_input = is_input
         self.has_inputs = self.has_inputs or is_input
@@ -130,7 +132,8 @@ def _made_vjp(
 ) -> Callable[[Any], Any]:
     # Of types: a group, which is an argument of collectives, looks for similar names before it lacks one.
     placed = any(hasattr(type(x), "placements") for x in (value, *args))
-    maker = maker_for_arrays(fun) if placed else primitive_vjps.get(fun)
+    is_of_numpy = not placed and not any(is_device_array(x) for x in (value, *args))
+    maker = primitive_vjps.get(fun) if is_of_numpy else maker_for_arrays(fun)
     why: Exception | None = None
     if maker is not None:
         try:

@@ -107,7 +107,8 @@ class PipelineRunner:
             problem = error
         self._agree(schedule, problem)
         self.schedule = schedule.with_messages()
-        self._rows = {False: self._row(self.schedule), True: self._row(self.schedule.forward_only())}
+        self._schedules = {False: self.schedule, True: self.schedule.forward_only()}
+        self._rows = {forward_only: self._row(run) for forward_only, run in self._schedules.items()}
         self._transfers = Transfers(self._group, self.schedule, first_tag)
 
     def step(self, x: Any = None, target: Any = None, *, return_outputs: bool = True, **kw: Any) -> PipelineStep:
@@ -161,6 +162,7 @@ class PipelineRunner:
         )
         try:
             execution.feed = self._feed(x, target, kw, needs_target=not forward_only)
+            self._transfers.begin(self._schedules[forward_only])
             for action in self._rows[forward_only]:
                 execution.do(action)
             self._transfers.finish()

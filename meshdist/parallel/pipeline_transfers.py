@@ -2,7 +2,8 @@
 
 Every message has a tag of its own, from its stage, direction and micro-batch, so ranks may post them in any order. With
 the first message from a stage to the next, or to the one before, goes an outline of what is sent, on another tag. From
-then on both sides know the shapes and dtypes. A receive from another host is posted in its place of the schedule, so
+then on both sides know the shapes and dtypes. GPU arrays of a backend without tags, as NCCL, are received in the order
+in which their sender's schedule sends them. A receive from another host is posted in its place of the schedule, so
 that it goes on while stages compute. One from this host is made when its data is used: it is a copy in memory, and a
 posted receive would only take turns with the computation, in the progress thread.
 """
@@ -10,11 +11,12 @@ posted receive would only take turns with the computation, in the progress threa
 from __future__ import annotations
 
 import pickle
+from collections import deque
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshdist.arrays.device_types import new_empty
+from meshdist.arrays.device_types import device_type_of, new_empty
 from meshdist.arrays.trees import Tree
 from meshdist.collectives.send_recv import irecv, isend, recv
 from meshdist.groups.process_group import ProcessGroup
@@ -64,6 +66,15 @@ class Transfers:
         self._outlines: dict[tuple[int, str], _Outline] = {}
         self._posted: dict[Action, _Coming] = {}
         self._sends: list[Work] = []
+        # Of messages without tags: by rank, the receives of what it sends to this rank, in its order; and what came
+        # before it was wanted.
+        self._incoming: dict[int, deque[Action]] = {}
+        self._early: dict[Action, _Coming] = {}
+
+    def begin(self, schedule: Schedule) -> None:
+        """Begin a step by the schedule, or by its forward part."""
+        self._step = schedule
+        self._incoming.clear()
 
     def forget_shapes(self) -> None:
         """Send outlines again with the next messages."""
@@ -89,7 +100,10 @@ class Transfers:
                 " the same shapes and dtypes, and before a step with others every rank calls forget_shapes()"
             )
         tag = self._tag(edge, action.microbatch)
-        self._sends += [isend(leaf, group=self._group, group_dst=peer, tag=tag) for leaf in tree.leaves]
+        self._sends += [
+            isend(leaf, group=self._group, group_dst=peer, tag=0 if self._has_no_tag(leaf) else tag)
+            for leaf in tree.leaves
+        ]
         if len(self._sends) > _MOST_SENDS:
             self._sends = [work for work in self._sends if not work.is_completed() or work.exception() is not None]
 
@@ -97,23 +111,55 @@ class Transfers:
         """Begin to receive what `action` receives, if that comes from another host."""
         edge = action.stage, action.kind
         outline = self._outlines.get(edge)
-        if outline is not None and not self._is_near[self._source(edge)]:
-            buffers = _empty(outline)
-            self._posted[action] = _Coming(
-                outline, buffers, [irecv(buffer, **self._place(action)) for buffer in buffers]
-            )
+        if outline is None or self._is_near[self._source(edge)] or any(map(self._has_no_tag, outline.tree.leaves)):
+            return
+        buffers = _empty(outline)
+        self._posted[action] = _Coming(outline, buffers, [irecv(buffer, **self._place(action)) for buffer in buffers])
 
     def wait(self, action: Action) -> Any:
         """Return what `action` receives."""
-        coming = self._posted.pop(action, None)
-        if coming is None:
-            outline = self._outline(action)
-            coming = _Coming(outline, _empty(outline), [])
-            for buffer in coming.buffers:
-                recv(buffer, **self._place(action))
+        coming = self._posted.pop(action, None) or self._received(action)
         for work in coming.works:
             work.wait()
         return coming.outline.tree.rebuilt(coming.buffers)
+
+    def _received(self, action: Action) -> _Coming:
+        """Receive what `action` receives, and before it what the same rank sends before and has no tags."""
+        outline = self._outline(action)
+        if not any(map(self._has_no_tag, outline.tree.leaves)):
+            return self._taken(action, outline)
+        order = self._order_of(self._source((action.stage, action.kind)))
+        while action not in self._early:
+            first = order.popleft()
+            self._early[first] = self._taken(first, self._outline(first))
+        return self._early.pop(action)
+
+    def _taken(self, action: Action, outline: _Outline) -> _Coming:
+        coming, place = _Coming(outline, _empty(outline), []), self._place(action)
+        for buffer in coming.buffers:
+            recv(buffer, **(place if not self._has_no_tag(buffer) else {**place, "tag": 0}))
+        return coming
+
+    def _order_of(self, peer: int) -> deque[Action]:
+        """Return the receives of what a rank has still to send to this one in this step, in its order."""
+        if peer not in self._incoming:
+            receives = [
+                Action(action.stage + 1, RECV_F, action.microbatch)
+                if action.kind == SEND_F
+                else Action(action.stage - 1, RECV_B, action.microbatch)
+                for action in self._step.rows[peer]
+                if action is not None and action.kind in (SEND_F, SEND_B)
+            ]
+            rank = self._group.rank()
+            self._incoming[peer] = deque(a for a in receives if self._schedule.rank_of(a.stage) == rank)
+        return self._incoming[peer]
+
+    def _has_no_tag(self, array: Any) -> bool:
+        """Return whether messages with this array have no tags: those of GPU arrays by NCCL."""
+        if device_type_of(array) == "cpu":
+            return False
+        calls = self._group.device_calls("PipelineRunner")
+        return calls is not None and not calls.has_tags
 
     def finish(self) -> None:
         """Wait for all sends."""

@@ -12,6 +12,7 @@ from autograd.tracer import getval
 
 from meshdist import functional
 from meshdist.autograd.collectives import all_reduce, copy, reduce_scatter
+from meshdist.autograd.device_arrays import beside
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.mesh.layout.axes_and_chunks import chunk_sizes
 from meshdist.parallel.layer_arguments import LayerCall
@@ -66,11 +67,11 @@ def vocab_parallel_embedding(
     rows = np.shape(getval(table))[0]
     first, vocabulary = _own_block(call, "table", "rows", rows, vocab_size)
     if vocab_size is None and call.members is not None:
-        _check_equal(call, "table", "rows", rows, functional.all_reduce(np.array([rows, -rows]), "max", call.members))
+        _check_equal(call, "table", "rows", rows, functional.all_reduce(_extremes(rows, table), "max", call.members))
     indices = call.integers("indices", indices, vocabulary, _described(call, rows, vocab_size))
     call.check_replicated("indices", indices)
     place = call.sequence_dim(indices, sequence_dim, features=0, divided=True) if sequence_parallel else 0
-    taken = _rows(table, indices.astype(np.int64) - first)
+    taken = _rows(table, beside(indices, getval(table)).astype(np.int64) - first)
     if call.members is None:
         return taken
     if sequence_parallel:
@@ -123,7 +124,8 @@ def vocab_parallel_cross_entropy(logits: Any, targets: Any, *, axis: GroupLike, 
     if anp.result_type(logits).itemsize < 4:
         logits = logits.astype(np.float32)
     flat = anp.reshape(logits, (math.prod(shape), block))
-    losses = _losses(flat, targets.reshape(-1).astype(np.int64) - first, call, vocab_size is None)[0]
+    places = beside(targets, getval(logits)).reshape(-1).astype(np.int64) - first
+    losses = _losses(flat, places, call, vocab_size is None)[0]
     return anp.reshape(losses, tuple(shape))
 
 
@@ -142,6 +144,13 @@ def _own_block(call: LayerCall, name: str, of: str, length: int, vocab_size: int
             f" {vocab_size} in blocks of {', '.join(map(str, sizes))}, as torch.chunk splits it; got {length}"
         )
     return sum(sizes[: call.rank]), vocab_size
+
+
+def _extremes(length: int, like: Any, dtype: Any = np.int64) -> Any:
+    """Return the length of a block and its negative, in the memory of `like`: of both, ranks take the maximum."""
+    extremes = np.full_like(getval(like), length, dtype, shape=2)
+    extremes[1] = -length
+    return extremes
 
 
 def _check_equal(call: LayerCall, name: str, of: str, length: int, extremes: Any) -> None:
@@ -170,7 +179,7 @@ def _described(call: LayerCall, length: int, vocab_size: int | None) -> str:
 @primitive
 def _rows(table: Any, places: Any) -> Any:
     """Return the rows of the table at these places, zeros for places outside."""
-    taken = np.zeros((*places.shape, table.shape[1]), table.dtype)
+    taken = np.zeros_like(table, shape=(*places.shape, table.shape[1]))
     inside = (places >= 0) & (places < len(table))
     taken[inside] = table[places[inside]]
     return taken
@@ -179,7 +188,7 @@ def _rows(table: Any, places: Any) -> Any:
 @primitive
 def _sums_by_row(g: Any, places: Any, rows: int) -> Any:
     """Return a table whose rows are sums of those of `g` with their places."""
-    table = np.zeros((rows, g.shape[-1]), g.dtype)
+    table = np.zeros_like(g, shape=(rows, g.shape[-1]))
     inside = (places >= 0) & (places < rows)
     found = places[inside]
     if found.size:
@@ -214,15 +223,15 @@ def _losses(logits: Any, places: Any, call: LayerCall, equal: bool) -> Any:
         equal: Whether to check that all blocks have one size.
     """
     block = logits.shape[1]
-    top = logits.max(-1, initial=-np.inf)
+    top = logits.max(-1) if block else np.full_like(logits, -np.inf, shape=len(logits))
     if equal and call.members is not None:
-        found = _reduced(np.append(top, np.array([block, -block], logits.dtype)), "max", call.members)
+        found = _reduced(np.concatenate([top, _extremes(block, logits, logits.dtype)]), "max", call.members)
         top = found[:-2]
         _check_equal(call, "logits", "columns", block, found[-2:])
     else:
         top = _reduced(top, "max", call.members)
     shifted = logits - top[:, None]
-    sums = np.empty((2, len(logits)), logits.dtype)
+    sums = np.empty_like(logits, shape=(2, len(logits)))
     sums[1] = _picked_from(shifted, places)
     np.exp(shifted, out=shifted).sum(-1, out=sums[0])
     sums = _reduced(sums, "sum", call.members)
@@ -240,7 +249,7 @@ def _pull_losses(g: Any, y: Any, logits: Any, places: Any, call: LayerCall) -> A
 
 
 def _picked_from(x: Any, places: Any) -> Any:
-    picked = np.zeros(len(x), x.dtype)
+    picked = np.zeros_like(x, shape=len(x))
     inside = np.flatnonzero((places >= 0) & (places < x.shape[1]))
     picked[inside] = x[inside, places[inside]]
     return picked
@@ -260,4 +269,4 @@ _losses.__name__ = "vocab_parallel_cross_entropy"
 _less_at.__name__ = _picked.__name__ = "vocab_parallel_cross_entropy_backward"
 defvjp(_losses, lambda y, logits, places, call, equal: lambda g: _pull_losses(g, y, logits, places, call))
 defvjp(_less_at, lambda y, *args: lambda g: g, lambda y, x, values, places: lambda g: -_picked(g, places))
-defvjp(_picked, lambda y, x, places: lambda g: _less_at(anp.zeros(x.shape, g.dtype), -g, places))
+defvjp(_picked, lambda y, x, places: lambda g: _less_at(anp.zeros_like(x, dtype=g.dtype), -g, places))

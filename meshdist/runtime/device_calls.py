@@ -59,6 +59,7 @@ class Parcel(NamedTuple):
 
 class DeviceCalls(ABC):
     sends_to_itself = False  # whether it carries a rank's messages to itself
+    has_tags = True  # whether messages have tags; if not, those between two ranks arrive in their order
     device: int | None = None  # the number of the GPU that the arrays of this rank must be on; None if any will do
 
     def __init__(self) -> None:

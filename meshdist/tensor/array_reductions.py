@@ -320,7 +320,10 @@ def joined(local: Any, ufunc: np.ufunc, axes: Sequence[int], mesh: DeviceMesh, w
                 continue
             every = module.empty((mesh.shape[axis], *local.shape), local.dtype)
             group.all_gather_into_tensor(every, local)
-        local = module.asarray(ufunc.reduce(every, axis=0))
+        if module is np:
+            local = np.asarray(ufunc.reduce(every, axis=0))
+        else:
+            local = reduced_by_name(module, ufunc, every, (0,), every.dtype, False)
     return local
 
 

@@ -31,6 +31,8 @@ _BOUNDARIES: dict[str, tuple[float, float]] = {  # alpha and beta
     "normal_unbiased": (3 / 8.0, 3 / 8.0),
 }
 
+_METHODS_OF_CUPY = ("linear", "lower", "higher", "midpoint", "nearest")
+
 
 def _whole_places(method: str, n: Any, q: Any) -> Any:
     """Return the places of the elements themselves; None for a method that interpolates."""
@@ -127,7 +129,8 @@ def _reduced(
     if 0 in shape:  # this rank holds no lines; NumPy cannot flatten some of these blocks
         return wrap(module.zeros(shape, np.asarray(made).dtype), result, a.mesh)
     if is_whole(a.layout, dims) or 0 in a.shape:
-        return wrap(function(block, axis=dims if a.ndim else None, keepdims=keepdims), result, a.mesh)
+        values = function(block, axis=dims if a.ndim else None, keepdims=keepdims)
+        return wrap(module.asarray(values).reshape(shape), result, a.mesh)
     lines = module.moveaxis(block, dims, range(len(dims)))
     lines = lines.reshape(math.prod(lines.shape[: len(dims)]), math.prod(lines.shape[len(dims) :]))
     axes = tuple(sorted(at for dim in dims for at in a.layout.axes_of(dim) if a.mesh.shape[at] > 1))
@@ -176,7 +179,7 @@ def _median(function: Any) -> None:
     name, skips_nan = f"np.{function.__name__}", "nan" in function.__name__
 
     def of_block(block: Any, **options: Any) -> Any:
-        return function(block, **options)
+        return _of_block(function, block, **options)
 
     of_block.skips_nan = skips_nan  # type: ignore[attr-defined]
 
@@ -224,7 +227,8 @@ def _quantile(function: Any, hundred: bool) -> None:
         keepdims = keepdims is not NOT_GIVEN and bool(keepdims)
 
         def of_block(block: Any, **options: Any) -> Any:
-            made = _of_block(function, block, q if of_all.ndim == 0 else of_all.reshape(-1), method=method, **options)
+            wanted = q if of_all.ndim == 0 else of_all.reshape(-1)
+            made = _of_block(function, block, wanted, method=method, **options)
             if of_all.ndim < 2:
                 return made
             return made.reshape(of_all.shape + made.shape[1:]) if made.shape[:1] == (of_all.size,) else made
@@ -249,15 +253,16 @@ def _quantile(function: Any, hundred: bool) -> None:
         return written(name, result, out)
 
 
-def _of_block(function: Any, block: Any, q: Any, **options: Any) -> Any:
-    """Return quantiles of a block, a NumPy or CuPy array; what CuPy has no function for is computed on the CPU."""
+def _of_block(function: Any, block: Any, *q: Any, **options: Any) -> Any:
+    """Return order statistics of a block, a NumPy or CuPy array; what CuPy does not compute, of a copy on the CPU."""
     if isinstance(block, np.ndarray):
-        return function(block, q, **options)
+        return function(block, *q, **options)
     cupy = cupy_module()
-    if not hasattr(cupy, function.__name__):
-        return cupy.asarray(function(block.get(), q, **options))
+    known = hasattr(cupy, function.__name__) and options.get("method", "linear") in _METHODS_OF_CUPY
+    if not known or not block.size or not block.ndim:
+        return cupy.asarray(function(block.get(), *q, **options))
     # It takes numbers, and arrays of its own.
-    return function(block, q if np.ndim(q) == 0 else cupy.asarray(q), **options)
+    return function(block, *[number if np.ndim(number) == 0 else cupy.asarray(number) for number in q], **options)
 
 
 def _weighted(function: Any, name: str, args: Any, weights: Any) -> DTensor:

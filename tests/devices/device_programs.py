@@ -28,9 +28,12 @@ class Kept:
         else:
             self.value = self.whole = cupy.asarray(content)
 
-    def check(self, content, what):
+    def check(self, content, what, rtol=0.0):
         assert self.value.dtype == content.dtype, what
-        np.testing.assert_array_equal(self.value.get(), content, err_msg=what)
+        if rtol:
+            np.testing.assert_allclose(self.value.get(), content, rtol, err_msg=what)
+        else:
+            np.testing.assert_array_equal(self.value.get(), content, err_msg=what)
         if self.whole is not self.value:
             assert not self.whole[..., ::2].get().any(), f"{what}: beside it"
 
@@ -102,8 +105,10 @@ def check(cupy, group, case, strided, what, gpus=()):
         assert isinstance(returned.result(), (type(None), list, cupy.ndarray))
     for kept, content in zip(give, made.give, strict=True):
         kept.check(content, f"{what}, an input")
+    # NCCL multiplies by 1/n, which is rounded.
+    rtol = 2e-3 if case.op == "avg" and case.dtype == "float16" else 0.0
     for kept, want in zip(take, made.want, strict=True):
-        kept.check(want, f"{what}, an output")
+        kept.check(want, f"{what}, an output", rtol)
 
 
 def every_op(cupy, group, dtype):

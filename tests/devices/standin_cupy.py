@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import sys
 import types
 from collections.abc import Iterator
@@ -111,9 +110,28 @@ def using_allocator(allocator) -> Iterator[None]:
         MACHINE.local.allocator = before
 
 
-class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
+class Operators(np.lib.mixins.NDArrayOperatorsMixin):
+    """NumPy's operators; of what has a higher priority, the other operand's, as CuPy does."""
+
+
+def deferring(operator):
+    def apply(self, other):
+        if getattr(other, "__array_priority__", 0) > 100 and not isinstance(other, ndarray):
+            return NotImplemented
+        return operator(self, other)
+
+    return apply
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lt", "le", "gt", "ge", "eq", "ne"):
+    _operator = f"__{_name}__"
+    setattr(Operators, _operator, deferring(getattr(Operators, _operator)))
+
+
+class ndarray(Operators):
     """An array in "device memory". The host sees its elements through `get` alone."""
 
+    __module__ = "cupy"
     __array_priority__ = 100
     __hash__ = object.__hash__
 
@@ -134,6 +152,8 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
 
     def __array_ufunc__(self, ufunc, method: str, *given, out: tuple = (), **kwargs) -> ndarray:
+        if method == "reduce" and ufunc.__name__ not in ("add", "multiply"):
+            raise NotImplementedError(f"`cupy_{ufunc.__name__}.reduce` is not supported yet")
         if method in ("reduce", "reduceat", "outer"):
             return computed(getattr(ufunc, method), given, kwargs, ndarray)
         if method != "__call__":
@@ -149,6 +169,9 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
         if name not in METHODS:
             raise AttributeError(f"'ndarray' object has no attribute {name!r}")
         return lambda *args, **kwargs: computed(getattr(np.ndarray, name), (self, *args), kwargs, ndarray)
+
+    def __reduce__(self):
+        return asarray, (self.get(),)  # on the current device, where it is unpickled
 
     def __bool__(self) -> bool:
         return bool(self.item())
@@ -201,6 +224,8 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
         return self.seen_as(view)
 
     def view(self, dtype) -> ndarray:
+        if dtype is np.ndarray:
+            raise ValueError("Unsupported dtype object")
         return self.seen_as(self._host.view(dtype))
 
     @property
@@ -307,9 +332,20 @@ def elementwise(ufunc: np.ufunc):
     return call
 
 
-def applied(ufunc: np.ufunc, *given, out=None, **kwargs) -> ndarray:
-    first = next(array for array in given if isinstance(array, ndarray))
-    return first.__array_ufunc__(ufunc, "__call__", *given, out=() if out is None else (out,), **kwargs)
+class Kernel:
+    """A function of CuPy's that NumPy has as a ufunc."""
+
+    def __init__(self, ufunc: np.ufunc) -> None:
+        self.ufunc = ufunc
+
+    def __call__(self, *given, out=None, **kwargs) -> ndarray:
+        first = next(array for array in given if isinstance(array, ndarray))
+        return first.__array_ufunc__(self.ufunc, "__call__", *given, out=() if out is None else (out,), **kwargs)
+
+    def at(self, array: ndarray, place, values) -> None:
+        if array.dtype.kind not in "iuf" or array.itemsize < 2:
+            raise TypeError(f"cupy.{self.ufunc.__name__}.at only supports int32, int64, float16, float32, float64")
+        computed(self.ufunc.at, (array, place, values), {}, ndarray)
 
 
 def from_dlpack(value) -> ndarray:
@@ -330,7 +366,7 @@ def module() -> types.ModuleType:
         runtime=runtime,
     )
     cupy.__dict__.update(
-        {name: functools.partial(applied, getattr(np, name)) for name in KERNELS},
+        {name: Kernel(getattr(np, name)) for name in KERNELS},
         cuda=cuda,
         ndarray=ndarray,
         empty=lambda shape, dtype=float: ndarray(shape, dtype),

@@ -29,7 +29,9 @@ _UNKNOWN = {
     "sum": {"initial", "where"},
 }
 # Functions that copy NumPy's arrays to the device.
-_COPYING = frozenset(("percentile", "quantile"))
+_QUANTILES = ("percentile", "quantile")
+_ORDERED = (*_QUANTILES, "median", "nanmedian")
+_METHODS = ("linear", "lower", "higher", "midpoint", "nearest")  # of quantiles
 METHODS = {
     "all", "any", "argmax", "argmin", "argsort", "clip", "conj", "conjugate", "cumprod", "cumsum", "diagonal", "dot",
     "fill", "flatten", "max", "mean", "min", "nonzero", "prod", "ravel", "repeat", "round", "searchsorted", "sort",
@@ -44,8 +46,14 @@ def computed(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         raise TypeError(f"no implementation found for 'numpy.{name}'")
     if unknown := _UNKNOWN.get(function.__name__, set()) & kwargs.keys():
         raise TypeError(f"{function.__name__}() got an unexpected keyword argument {min(unknown)!r}")
+    if function.__name__.endswith("_like") and kwargs.get("shape") == ():
+        del kwargs["shape"]  # CuPy takes that for no shape
+    if function.__name__ in _QUANTILES and kwargs.get("method", "linear") not in _METHODS:
+        raise ValueError(f"{kwargs['method']!r} method is not yet supported. Please use any other method.")
+    if function.__name__ in _ORDERED and not np.size(args[0]):
+        raise ValueError("kth(=-1) out of bounds 0")
     given: list[Any] = []
-    taken = array_type if function.__name__ not in _COPYING else (array_type, np.ndarray)
+    taken = array_type if function.__name__ not in _QUANTILES else (array_type, np.ndarray)
     on_host = [_on_host(value, taken, given) for value in (args, kwargs)]
     for device in {array.device.id for array in given} or {MACHINE.device()}:
         MACHINE.current(device).synchronize()

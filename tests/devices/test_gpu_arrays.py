@@ -71,6 +71,44 @@ def test_gradients_of_a_network_are_those_of_numpy(gpus):
             np.testing.assert_allclose(grad, want_grads[name], rtol=1e-10)
 
 
+@pytest.fixture
+def gradient_programs(gpus):
+    gpus(1)
+    pytest.importorskip("autograd")
+    import gradient_programs
+
+    return gradient_programs
+
+
+def test_gradients_of_functions_are_those_of_numpy(gradient_programs):
+    import cupy
+
+    from meshdist.autograd import value_and_grad
+
+    for name, function in gradient_programs.FUNCTIONS.items():
+        want, want_grad = value_and_grad(function)(*gradient_programs.arguments())
+        value, gradient = value_and_grad(function)(*map(cupy.asarray, gradient_programs.arguments()))
+        assert type(gradient) is cupy.ndarray
+        assert float(value) == pytest.approx(float(want), rel=1e-10), name
+        np.testing.assert_allclose(gradient.get(), want_grad, rtol=1e-8, atol=1e-10, err_msg=name)
+
+
+def test_gradients_through_collectives_are_those_of_numpy(gradient_programs):
+    import cupy
+
+    def on(device, **overrides):
+        def main():
+            mesh = dist.init_device_mesh(device, (2,), mesh_dim_names=("tp",), backend_override=overrides or None)
+            return gradient_programs.gradients_through_collectives(mesh, cupy if device == "cuda" else np)
+
+        return dist.run(main, 2, timeout=60)
+
+    for found, want in zip(on("cuda", tp="cpu:threads,cuda:threads"), on("cpu"), strict=True):
+        for name, arrays in want.items():
+            for here, there in zip(found[name], arrays, strict=True):
+                np.testing.assert_allclose(here, there, rtol=1e-8, atol=1e-10, err_msg=name)
+
+
 def test_blocks_go_to_the_gpu_and_back(gpus):
     gpus(1)
     import cupy

@@ -155,6 +155,30 @@ def test_training_on_a_shared_gpu_gives_the_losses_of_gloo(shared_gpu, tmp_path,
     assert found[0] == pytest.approx(found[1], rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("num_ranks", "options"),
+    [
+        (2, "--mesh 1x2x1 --sequence-parallel"),
+        (2, "--mesh 1x1x2"),
+        (4, "--mesh 2x2x1 --zero"),
+    ],
+)
+def test_a_transformer_has_the_losses_of_gloo(shared_gpu, tmp_path, num_ranks, options):
+    import json
+
+    pytest.importorskip("autograd")
+    example = ROOT / "examples" / "train_transformer.py"
+    common = ["--steps", "5", "--layers", "2", "--sample", "3", "--dtype", "float64", *options.split()]
+    runs = []
+    for device in (["--device", "cuda"], ["--backend", "gloo"]):
+        run = tmp_path / "run.json"
+        status, output = shared_gpu(num_ranks, example, *device, *common, "--json", str(run))
+        assert status == 0, output[-4000:]
+        runs.append(json.loads(run.read_text()))
+    assert runs[0]["losses"] == pytest.approx(runs[1]["losses"], rel=1e-9)
+    assert runs[0]["sample"] == runs[1]["sample"]
+
+
 FAULTS = """
 import os, signal, sys, time
 import cupy

@@ -5,7 +5,16 @@ import pytest
 from standin_gpu import MACHINE
 
 import meshdist as dist
-from meshdist.parallel import GradientReducer, ShardedOptimizer, broadcast_parameters
+from meshdist.parallel import (
+    GradientReducer,
+    PipelineRunner,
+    ShardedOptimizer,
+    autograd_stage,
+    broadcast_parameters,
+    interleaved,
+    one_f_one_b,
+    zbv,
+)
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -55,3 +64,40 @@ def test_a_sharded_update_in_gpu_memory(standin, cupy):
         return optimizer.parameters["w"].get().tolist()
 
     assert on_two_gpus(program, cupy) == [[2.0] * 3] * 2
+
+
+@pytest.mark.parametrize("backend", ["standin", "threads"])
+@pytest.mark.parametrize(
+    "schedule", [one_f_one_b(2, 4), interleaved(2, 4, 2), zbv(2, 4)], ids=lambda schedule: schedule.name
+)
+def test_a_pipeline_sends_gpu_arrays_with_and_without_tags(standin, cupy, schedule, backend):
+    pytest.importorskip("autograd")
+    batch, target = np.arange(24.0).reshape(8, 3) / 10, np.ones((8, 3))
+    factors = [1.0 + number for number in range(schedule.num_stages)]
+
+    def loss(y, target):
+        return np.sum((y - target) ** 2), 2 * (y - target)
+
+    def main(xp, **overrides):
+        if xp is cupy:
+            cupy.cuda.Device(dist.get_rank()).use()
+        mesh = dist.init_device_mesh("cpu" if xp is np else "cuda", (2,), mesh_dim_names=("pp",), **overrides)
+        stages = {
+            s: autograd_stage(lambda w, x: w * x + x, xp.asarray(np.full(3, factors[s])))
+            for s in schedule.stages_of(mesh.get_rank())
+        }
+        runner = PipelineRunner(stages, schedule, mesh["pp"], loss=loss)
+        given = [xp.asarray(x) for x in (batch, target)]
+        found = []
+        for _ in range(2):
+            step, outputs = runner.step(*given), runner.eval(given[0]).outputs
+            found += [*step.gradients.values(), *(step.losses or []), *([] if outputs is None else [outputs])]
+        return [x.get() if hasattr(x, "get") else np.asarray(x) for x in found]
+
+    MACHINE.num_devices = 2
+    overrides = {"backend_override": {"pp": f"cpu:threads,cuda:{backend}"}}
+    of_gpus = dist.run(lambda: main(cupy, **overrides), 2, timeout=40)
+    for found, want in zip(of_gpus, dist.run(lambda: main(np), 2, timeout=40), strict=True):
+        assert len(found) == len(want)
+        for here, there in zip(found, want, strict=True):
+            np.testing.assert_allclose(here, there)

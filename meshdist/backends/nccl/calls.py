@@ -78,6 +78,8 @@ class CallsBackend(Protocol):
 class NcclCalls(DeviceCalls):
     """The calls of one group."""
 
+    has_tags = False
+
     def __init__(self, backend: CallsBackend) -> None:
         super().__init__()
         self._backend = backend
