@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.arrays.host import as_array
+from meshdist.arrays.device_types import taken
 from meshdist.collectives.objects import all_gather_object
 from meshdist.errors import DistBackendError
 from meshdist.groups.world import resolve
@@ -46,7 +46,8 @@ def check_replicated(tensor: Any, group: GroupLike = None, name: str = "tensor")
     """
     members = resolve(group)
     error_prefix = members.error_prefix("check_replicated")
-    array = members.named(error_prefix, as_array, tensor, name)
+    array = members.named(error_prefix, taken, tensor, name)
+    array = array if isinstance(array, np.ndarray) else array.get()
     mine = f"{array.dtype.name}{list(array.shape)}", zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data)
     found: list[Any] = [None] * members.size()
     all_gather_object(found, mine, members)

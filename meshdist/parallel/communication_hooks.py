@@ -140,7 +140,7 @@ def _rounded_to_16_bits(bucket: GradBucket) -> Rounds:
 
 def _upper_half(array: Any) -> Any:
     """Return float32 numbers as bfloat16, in uint16: rounded to the nearest, ties to even."""
-    bits = np.ascontiguousarray(array).view(np.uint32)
+    bits = (array if array.flags.c_contiguous else array.copy()).view(np.uint32)
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
     return np.where(np.isnan(array), np.uint32(0x7FC0), rounded).astype(np.uint16)
 

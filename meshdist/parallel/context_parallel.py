@@ -176,7 +176,7 @@ class _Plan(NamedTuple):
 def _scores(q: Any, k: Any, triangle: bool) -> Any:
     scores = q @ k.swapaxes(-1, -2)
     if triangle:
-        scores[..., np.triu(np.ones(scores.shape[-2:], np.bool_), 1)] = -np.inf
+        np.copyto(scores, -np.inf, where=np.triu(np.ones_like(scores, np.bool_, shape=scores.shape[-2:]), 1))
     return scores
 
 
@@ -200,6 +200,7 @@ def _around(held: Any, plan: _Plan) -> Iterator[tuple[int, Any]]:
 def _shifted(held: Any, taken: Any, members: ProcessGroup, tag: int) -> list[Any]:
     """Begin to send `held` to the next rank, and to receive from the one before."""
     rank, size = members.rank(), members.size()
+    tag = tag if members.has_tags(held) else 0  # the ranks send both kinds in the same order
     receive = irecv(taken, group=members, group_src=(rank - 1) % size, tag=tag)
     return [receive, isend(held, group=members, group_dst=(rank + 1) % size, tag=tag)]
 
@@ -224,16 +225,16 @@ def _heads_together(x: Any, k: Any) -> Any:
 @primitive
 def _attention(q: Any, k: Any, v: Any, plan: _Plan, saved: list[Any]) -> Any:
     """Return the result, and append the logarithms of the sums of exponentials of the scores to `saved`."""
-    scaled = _heads_together(q * np.asarray(plan.scale, q.dtype), k)
-    result = np.zeros((*scaled.shape[:4], v.shape[3]), q.dtype)
-    top = np.full(scaled.shape[:4], -np.inf, q.dtype)
+    scaled = _heads_together(q * q.dtype.type(plan.scale), k)
+    result = np.zeros_like(q, shape=(*scaled.shape[:4], v.shape[3]))
+    top = np.full_like(q, -np.inf, shape=scaled.shape[:4])
     sums = np.zeros_like(top)
     for source, both in _around(_packed(k, v), plan):
         keys, values = (_heads_together(x, k) for x in _unpacked(both, k, v))
         for rows, seen, triangle in plan.pairs(source, q.shape[2], k.shape[2]):
             scores = _scores(scaled[..., rows, :], keys[..., seen, :], triangle)
             # Online softmax: what is there was relative to the old top, and is now relative to the new one.
-            new_top = np.maximum(top[..., rows], scores.max(-1, initial=-np.inf))
+            new_top = np.maximum(top[..., rows], scores.max(-1))
             rescale = np.exp(top[..., rows] - new_top)
             scores -= new_top[..., None]
             np.exp(scores, out=scores)
@@ -249,11 +250,11 @@ def _attention(q: Any, k: Any, v: Any, plan: _Plan, saved: list[Any]) -> Any:
 def _backward(g: Any, q: Any, k: Any, v: Any, y: Any, logarithms: Any, plan: _Plan) -> tuple[Any, Any, Any]:
     """Return the gradients of `q`, `k` and `v`."""
     works: list[Any] = []
-    scale = np.asarray(plan.scale, q.dtype)
+    scale = q.dtype.type(plan.scale)
     scaled, g_result = _heads_together(q * scale, k), _heads_together(g, k)
     along = _heads_together(np.sum(g * y, -1), k)
-    g_q = np.zeros(scaled.shape, q.dtype)
-    arrived = np.empty(k.size + v.size, k.dtype)
+    g_q = np.zeros_like(scaled)
+    arrived = np.empty_like(k, shape=k.size + v.size)
     for step, (source, both) in enumerate(_around(_packed(k, v), plan)):
         keys, values = (_heads_together(x, k) for x in _unpacked(both, k, v))
         found = np.zeros_like(arrived)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from meshdist.arrays.device import cupy_module
 from meshdist.arrays.device_types import new_empty, taken
 from meshdist.arrays.host import consecutive_views
 from meshdist.arrays.reduce_op import ReduceOp, check_op_dtype
@@ -353,8 +354,9 @@ class StepFaults:
 
     def are_on_any_rank(self, group: ProcessGroup | None) -> bool:
         """Return whether a rank of the group has found a fault, by a small call; whether this one has if None."""
-        count = np.array(len(self._texts))
+        count: Any = np.array(len(self._texts))
         if group is not None:
+            count = count if group.carries("cpu") else cupy_module().asarray(count)
             all_reduce(count, group=group)
         return bool(count != 0)
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshdist.arrays.device_types import device_type_of, new_empty
+from meshdist.arrays.device_types import new_empty
 from meshdist.arrays.trees import Tree
 from meshdist.collectives.send_recv import irecv, isend, recv
 from meshdist.groups.process_group import ProcessGroup
@@ -101,7 +101,7 @@ class Transfers:
             )
         tag = self._tag(edge, action.microbatch)
         self._sends += [
-            isend(leaf, group=self._group, group_dst=peer, tag=0 if self._has_no_tag(leaf) else tag)
+            isend(leaf, group=self._group, group_dst=peer, tag=tag if self._group.has_tags(leaf) else 0)
             for leaf in tree.leaves
         ]
         if len(self._sends) > _MOST_SENDS:
@@ -111,7 +111,11 @@ class Transfers:
         """Begin to receive what `action` receives, if that comes from another host."""
         edge = action.stage, action.kind
         outline = self._outlines.get(edge)
-        if outline is None or self._is_near[self._source(edge)] or any(map(self._has_no_tag, outline.tree.leaves)):
+        if (
+            outline is None
+            or self._is_near[self._source(edge)]
+            or not all(map(self._group.has_tags, outline.tree.leaves))
+        ):
             return
         buffers = _empty(outline)
         self._posted[action] = _Coming(outline, buffers, [irecv(buffer, **self._place(action)) for buffer in buffers])
@@ -126,7 +130,7 @@ class Transfers:
     def _received(self, action: Action) -> _Coming:
         """Receive what `action` receives, and before it what the same rank sends before and has no tags."""
         outline = self._outline(action)
-        if not any(map(self._has_no_tag, outline.tree.leaves)):
+        if all(map(self._group.has_tags, outline.tree.leaves)):
             return self._taken(action, outline)
         order = self._order_of(self._source((action.stage, action.kind)))
         while action not in self._early:
@@ -137,7 +141,7 @@ class Transfers:
     def _taken(self, action: Action, outline: _Outline) -> _Coming:
         coming, place = _Coming(outline, _empty(outline), []), self._place(action)
         for buffer in coming.buffers:
-            recv(buffer, **(place if not self._has_no_tag(buffer) else {**place, "tag": 0}))
+            recv(buffer, **(place if self._group.has_tags(buffer) else {**place, "tag": 0}))
         return coming
 
     def _order_of(self, peer: int) -> deque[Action]:
@@ -153,13 +157,6 @@ class Transfers:
             rank = self._group.rank()
             self._incoming[peer] = deque(a for a in receives if self._schedule.rank_of(a.stage) == rank)
         return self._incoming[peer]
-
-    def _has_no_tag(self, array: Any) -> bool:
-        """Return whether messages with this array have no tags: those of GPU arrays by NCCL."""
-        if device_type_of(array) == "cpu":
-            return False
-        calls = self._group.device_calls("PipelineRunner")
-        return calls is not None and not calls.has_tags
 
     def finish(self) -> None:
         """Wait for all sends."""

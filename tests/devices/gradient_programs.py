@@ -8,6 +8,7 @@ from meshdist.autograd import all_gather, all_reduce, all_to_all, broadcast, cop
 from meshdist.parallel import (
     column_parallel,
     layer_norm,
+    ring_attention,
     row_parallel,
     vocab_parallel_cross_entropy,
     vocab_parallel_embedding,
@@ -80,6 +81,10 @@ def of_collectives(tp):
         "layers": (layers, x, cut(a, 1), cut(bias, 0), cut(b, 0)),
         "sequence parallel": (in_sequence, x, cut(a, 1), cut(b, 0)),
         "layer_norm": (lambda x, gain: anp.sum(layer_norm(x, gain, axis=tp) ** 3), x, gain),
+        "attention": (
+            lambda q, k, v: anp.sum(ring_attention(q, k, v, axis=tp, causal=True) ** 2),
+            *rng.standard_normal((3, 1, 2, 4, 3)),
+        ),
         "embedding": (lambda t: anp.sum(vocab_parallel_embedding(tokens, t, axis=tp) ** 2), cut(table, 0)),
         "losses": (
             lambda logits: anp.mean(vocab_parallel_cross_entropy(logits, targets, axis=tp)),

@@ -263,6 +263,11 @@ class ndarray(Operators):
         stream.synchronize()
         return found[0]
 
+    def set(self, host: np.ndarray) -> None:
+        assert host.shape == self.shape
+        assert host.dtype == self.dtype
+        self[...] = asarray(host)
+
     def item(self):
         return self.get().item()
 

@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
 DEADLINE_S = 240
 SUITE = """
-import os, sys
+import importlib.util, os, sys
+import numpy as np
 import device_programs as programs
 import meshdist as dist
 import cupy
@@ -34,6 +35,16 @@ programs.every_other_call(cupy, group)
 programs.factors(cupy, group)
 programs.without_change(cupy, group)
 programs.messages(cupy, group)
+if dist.get_world_size() == 2 and importlib.util.find_spec("autograd") is not None:
+    from gradient_programs import gradients_through_collectives
+
+    found, want = (
+        gradients_through_collectives(dist.init_device_mesh(device, (2,), mesh_dim_names=("tp",)), module)
+        for device, module in (("cuda", cupy), ("cpu", np))
+    )
+    for name, arrays in want.items():
+        for here, there in zip(found[name], arrays, strict=True):
+            np.testing.assert_allclose(here, there, rtol=1e-8, atol=1e-10, err_msg=name)
 gloo = dist.new_group(backend="gloo")
 programs.every_collective(cupy, gloo, "float32", ((2, 3),), skipped=programs.OF_SEVERAL_GPUS)
 dist.barrier()

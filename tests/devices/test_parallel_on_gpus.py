@@ -101,3 +101,55 @@ def test_a_pipeline_sends_gpu_arrays_with_and_without_tags(standin, cupy, schedu
         assert len(found) == len(want)
         for here, there in zip(found, want, strict=True):
             np.testing.assert_allclose(here, there)
+
+
+@pytest.mark.parametrize(
+    "hook",
+    ["fp16_compress", "bf16_compress", "quantization_pertensor", "quantization_perchannel", "power_sgd"],
+)
+def test_hooks_on_gradients_in_gpu_memory(standin, cupy, hook):
+    from meshdist.parallel import communication_hooks
+
+    rng = np.random.default_rng(0)
+    own = [rng.standard_normal((40, 30)).astype(np.float32) for _ in range(2)]
+
+    def reduced(dp, xp):
+        chosen = getattr(communication_hooks, hook)
+        chosen = chosen(start_iteration=2) if hook == "power_sgd" else chosen
+        reducer = GradientReducer({"w": xp.zeros((40, 30), np.float32)}, dp, hook=chosen)
+        for _ in range(4):
+            reducer.ready("w", xp.asarray(own[dp.get_rank()]))
+            reducer.wait()
+        return np.array(reducer.gradients["w"].tolist())
+
+    def on_the_cpu():
+        return reduced(dist.init_device_mesh("cpu", (2,)), np)
+
+    want = dist.run(on_the_cpu, 2, timeout=20)
+    for found, wanted in zip(on_two_gpus(lambda dp: reduced(dp, cupy), cupy), want, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("zigzag", [False, True])
+def test_ring_attention_in_gpu_memory(standin, cupy, zigzag):
+    pytest.importorskip("autograd")
+    import autograd.numpy as anp
+
+    from meshdist.autograd import value_and_grad
+    from meshdist.parallel import ring_attention
+
+    whole = np.random.default_rng(0).standard_normal((3, 1, 2, 8, 4))
+
+    def attended(axis, xp):
+        blocks = [xp.asarray(block) for block in np.split(whole, 2, axis=3)[axis.get_rank()]]
+
+        def loss(q, k, v):
+            return anp.sum(ring_attention(q, k, v, axis=axis, causal=True, zigzag=zigzag) ** 2)
+
+        value, gradients = value_and_grad(loss, (0, 1, 2))(*blocks)
+        return [np.array(x.tolist()) for x in (value, *gradients)]
+
+    want = dist.run(lambda: attended(dist.init_device_mesh("cpu", (2,)), np), 2, timeout=20)
+    for found, wanted in zip(on_two_gpus(lambda axis: attended(axis, cupy), cupy), want, strict=True):
+        for here, there in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(here, there, rtol=1e-10)
