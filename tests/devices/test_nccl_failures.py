@@ -311,6 +311,7 @@ def leave_early(cupy, have_met):
         group.send(cupy.zeros(1), 1) if group.rank() == 0 else group.recv(cupy.zeros(1), 0)
     if group.rank() == 0:
         work = group.isend(cupy.zeros(1), 1)  # which nobody receives
+    dist.barrier()  # of the world: the other rank destroys the group only then
     dist.destroy_process_group(group)
     return str(work.exception()) if group.rank() == 0 else None
 
