@@ -110,6 +110,10 @@ _INSTEAD = {
         "`is_completed()` of each Work tells whether it is done; `wait_any(works)` waits for one",
     ),
     **dict.fromkeys(("Work.Testall", "Work.testall"), "write `all(work.is_completed() for work in works)`"),
+    **{f"tensor.{name}": f"write `from meshdist import {name}`" for name in ("DeviceMesh", "init_device_mesh")},
+    "tensor.distribute_module": "there are no modules; `distribute_tensor` places one parameter",
+    "tensor.rand": "write `random(seed).random(shape, mesh=mesh, placements=placements)`",
+    "tensor.randn": "write `random(seed).standard_normal(shape, mesh=mesh, placements=placements)`",
     "DeviceMesh.rank": "`get_local_rank()` is the rank along the axis, `get_rank()` that in the world",
 }
 # Names of other libraries for which there is none.

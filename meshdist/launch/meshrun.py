@@ -428,6 +428,8 @@ def _problem_with(parsed: Namespace, kind: str, command: list[str]) -> str | Non
     if kind == "script" and not os.path.exists(name):
         from meshdist.system.option_parser import did_you_mean
 
+        if os.path.basename(name).startswith("python") and len(command) > 1:
+            return f"no such file: {name!r}; leave out {name}, meshrun runs scripts with {sys.executable}"
         return f"no such file: {name!r}{did_you_mean(name, [STATUS])}"
     if kind == "script" and os.path.isdir(name) and not os.path.isfile(os.path.join(name, "__main__.py")):
         return f"{name!r} is a directory without a __main__.py"

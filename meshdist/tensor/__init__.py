@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 # Each registers what it computes.
 from meshdist.tensor import (
     accumulations,
@@ -65,3 +67,15 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+if not TYPE_CHECKING:  # for type checkers, a name that is not there is an error
+
+    def __getattr__(name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import sys
+
+        from meshdist._torch_names import no_attribute
+
+        raise no_attribute(sys.modules[__name__], "tensor.", f"module {__name__!r}", name, __all__)

@@ -202,6 +202,22 @@ def test_what_to_write_instead_is_named(name, words):
     assert words in str(no_attribute(owner, "", "module 'meshdist'", name))
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("randn", "write `random(seed).standard_normal(shape, mesh=mesh, placements=placements)`"),
+        ("DeviceMesh", "write `from meshdist import DeviceMesh`"),
+        ("distribute_tensr", "did you mean 'distribute_tensor'?"),
+    ],
+)
+def test_names_of_torchs_arrays_are_explained(name, words):
+    import meshdist.tensor
+
+    with pytest.raises(AttributeError, match="module 'meshdist.tensor' has no attribute") as caught:
+        getattr(meshdist.tensor, name)
+    assert words in str(caught.value)
+
+
 def test_the_right_spelling_is_named_for_groups_and_meshes():
     with meshdist.dry_run(4):
         mesh = meshdist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))

@@ -225,6 +225,7 @@ def interpreter():
         (["--master-port", "70000", "script.py"], "expected a port from 0 to 65535, got '70000'"),
         (["--grace", "soon", "script.py"], "expected a number of seconds, at least 0, got 'soon'"),
         (["nowhere.py"], "no such file: 'nowhere.py'"),
+        (["python", "train.py"], "no such file: 'python'; leave out python, meshrun runs scripts with /"),
         (["."], "'.' is a directory without a __main__.py"),
         (["-m", "nowhere.module"], "no module named 'nowhere.module'"),
         (["--no-python", "nowhere"], "no such program: 'nowhere'"),
