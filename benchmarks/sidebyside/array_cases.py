@@ -1,6 +1,7 @@
 """Operations on arrays that are cut by rows, in each library: this file is also what its ranks run.
 
     meshrun -n 2 benchmarks/sidebyside/array_cases.py meshdist 2048 5
+    torchrun --nproc-per-node 2 benchmarks/sidebyside/array_cases.py torch 2048 5
     mpirun -n 2 python benchmarks/sidebyside/array_cases.py heat 2048 5
 
 The last number is that of turns; "bytes" in its place counts what meshdist sends.
@@ -18,6 +19,7 @@ import numpy as np
 Case = Callable[[], Any]
 COLUMNS = 1024
 CASES = (
+    "s + s, of 8 x 8 numbers",
     "exp(a) * 2 + b",
     "a.sum()",
     "a.mean(axis=0)",
@@ -46,7 +48,9 @@ def meshdist_cases(rows: int, mesh: Any = None) -> dict[str, Case]:
     w = distribute_tensor(weights, mesh, [Replicate()], src_data_rank=None)
     z = a + 1j
     v = distribute_tensor(numbers, mesh, [Shard(0)], src_data_rank=None)
+    s = distribute_tensor(matrix[:8, :8].copy(), mesh, [Shard(0)], src_data_rank=None)
     return {
+        "s + s, of 8 x 8 numbers": lambda: s + s,
         "exp(a) * 2 + b": lambda: np.exp(a) * 2 + a,
         "a.sum()": lambda: float(a.sum()),
         "a.mean(axis=0)": lambda: a.mean(axis=0).redistribute([Replicate()]),
@@ -59,6 +63,43 @@ def meshdist_cases(rows: int, mesh: Any = None) -> dict[str, Case]:
     }
 
 
+def torch_cases(rows: int) -> dict[str, Case]:
+    """Return the cases of torch's DTensor over Gloo; what it does not have fails, on all ranks alike."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    torch.set_num_threads(1)
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    matrix, weights, numbers = map(torch.from_numpy, inputs(rows))
+    a, w = distribute_tensor(matrix, mesh, [Shard(0)]), distribute_tensor(weights, mesh, [Replicate()])
+    v, s = distribute_tensor(numbers, mesh, [Shard(0)]), distribute_tensor(matrix[:8, :8].clone(), mesh, [Shard(0)])
+    z = distribute_tensor(matrix + 1j, mesh, [Shard(0)])
+    cases: dict[str, Case] = {
+        "s + s, of 8 x 8 numbers": lambda: s + s,
+        "exp(a) * 2 + b": lambda: torch.exp(a) * 2 + a,
+        "a.sum()": lambda: float(a.sum().full_tensor()),
+        "a.mean(axis=0)": lambda: a.mean(dim=0).redistribute(mesh, [Replicate()]),
+        "a @ w": lambda: a @ w,
+        "a.T @ a": lambda: (a.T @ a).redistribute(mesh, [Shard(0)]),
+        "rows to columns": lambda: a.redistribute(mesh, [Shard(1)]),
+        "sort": lambda: torch.sort(v)[0],
+        "fft2, cut by rows as before": lambda: torch.fft.fft2(z),
+        "fft2, then cut by columns": lambda: torch.fft.fft(
+            torch.fft.fft(z, dim=1).redistribute(mesh, [Shard(1)]), dim=0
+        ),
+    }
+    return {name: case for name, case in cases.items() if _works(case)}
+
+
+def _works(case: Case) -> bool:
+    try:
+        case()
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True
+
+
 def heat_cases(rows: int) -> dict[str, Case]:
     import heat as ht
     import torch
@@ -66,8 +107,9 @@ def heat_cases(rows: int) -> dict[str, Case]:
     torch.set_num_threads(1)
     matrix, weights, numbers = inputs(rows)
     a, w, v = ht.array(matrix, split=0), ht.array(weights), ht.array(numbers, split=0)
-    z = a + 1j
+    z, s = a + 1j, ht.array(matrix[:8, :8].copy(), split=0)
     return {
+        "s + s, of 8 x 8 numbers": lambda: s + s,
         "exp(a) * 2 + b": lambda: ht.exp(a) * 2 + a,
         "a.sum()": lambda: float(a.sum()),
         "a.mean(axis=0)": lambda: a.mean(axis=0),
@@ -90,7 +132,7 @@ def mpi4py_fft_cases(rows: int) -> dict[str, Case]:
     return {"fft2, then cut by columns": lambda: transform.forward(z, out, normalize=False)}
 
 
-LIBRARIES = {"meshdist": meshdist_cases, "heat": heat_cases, "mpi4py-fft": mpi4py_fft_cases}
+LIBRARIES = {"meshdist": meshdist_cases, "torch": torch_cases, "heat": heat_cases, "mpi4py-fft": mpi4py_fft_cases}
 
 
 def timed(library: str, rows: int, turns: int) -> dict[str, float]:
@@ -99,6 +141,8 @@ def timed(library: str, rows: int, turns: int) -> dict[str, float]:
 
     if library == "meshdist":
         compared = turns_of_meshdist(3, 2000).compared
+    elif library == "torch":
+        compared = Turns(_torch_barrier, _most_of_torch, 3, 2000).compared
     else:
         from mpi4py import MPI
 
@@ -107,6 +151,21 @@ def timed(library: str, rows: int, turns: int) -> dict[str, float]:
         ).compared
     cases = LIBRARIES[library](rows)
     return {name: compared({library: case}, turns)[library] / 1e6 for name, case in cases.items()}
+
+
+def _torch_barrier() -> None:
+    import torch.distributed as dist
+
+    dist.barrier()
+
+
+def _most_of_torch(number: float) -> float:
+    import torch
+    import torch.distributed as dist
+
+    most = torch.tensor(number, dtype=torch.float64)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return float(most)
 
 
 def bytes_sent(rows: int) -> dict[str, int]:
@@ -131,6 +190,11 @@ def main() -> None:
 
         dist.init_process_group()
         rank = dist.get_rank()
+    elif library == "torch":
+        import torch.distributed
+
+        torch.distributed.init_process_group("gloo")
+        rank = torch.distributed.get_rank()
     else:
         from mpi4py import MPI
 
@@ -143,6 +207,8 @@ def main() -> None:
         print(json.dumps(found), flush=True)
     if library == "meshdist":
         dist.destroy_process_group()
+    elif library == "torch":
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

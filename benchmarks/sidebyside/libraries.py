@@ -63,7 +63,7 @@ def _meshrun(ranks: int) -> list[str]:
     return [sys.executable, "-m", "meshdist.launch.meshrun", "--nproc-per-node", str(ranks)]
 
 
-def _torchrun(ranks: int) -> list[str]:
+def torchrun(ranks: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
 
 
@@ -95,7 +95,7 @@ LIBRARIES = (
         "torch (gloo)",
         "import torch.distributed",
         "torch.__version__",
-        _torchrun,
+        torchrun,
         "torch",
         lacks=("probe_and_recv",),
     ),
