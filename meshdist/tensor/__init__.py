@@ -9,6 +9,7 @@ from meshdist.tensor import (
     array_reductions,
     assignment,
     averages,
+    compared_calls,
     comparisons,
     contractions,
     convolutions,

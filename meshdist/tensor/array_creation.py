@@ -18,7 +18,7 @@ from meshdist.tensor.placements import PlacementError, Placements
 def _made(
     name: str, shape: Any, mesh: DeviceMesh, placements: Placements | None, make: Callable[[tuple[int, ...]], Any]
 ) -> DTensor:
-    layout = layout_on(mesh, checked_shape(shape), placements)
+    layout = layout_on(name, mesh, checked_shape(shape), placements)
     if layout.pending:
         raise PlacementError(f"{name}: placements must not be Partial, got {list(layout.placements)}")
     return wrap(make(layout.local_shape(coordinate_in(mesh))), layout, mesh)
@@ -63,7 +63,7 @@ def arange(
     # Of ranges without rows: NumPy finds the dtype from all three numbers.
     dtype = np.result_type(made(start, start, step, dtype), made(stop, stop, step, dtype))
     few = made(start, stop, step, dtype) if dtype.kind == "b" else None  # NumPy has those of up to two rows
-    layout = layout_on(mesh, (rows,), placements)
+    layout = layout_on("arange", mesh, (rows,), placements)
     if layout.pending:
         raise PlacementError(f"arange: placements must not be Partial, got {list(layout.placements)}")
     (held,) = layout.index(coordinate_in(mesh))
@@ -105,7 +105,7 @@ def linspace(
     if np.ndim(start) or np.ndim(stop):
         raise ValueError("linspace: start and stop must be numbers; for arrays of them, compute with arange")
     few = np.linspace(start, stop, min(num, 2), endpoint, dtype=dtype)
-    layout = layout_on(mesh, (num,), placements)
+    layout = layout_on("linspace", mesh, (num,), placements)
     if layout.pending:
         raise PlacementError(f"linspace: placements must not be Partial, got {list(layout.placements)}")
     (held,) = layout.index(coordinate_in(mesh))

@@ -11,7 +11,15 @@ import numpy as np
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.agreement import Origin, inherited, origin_of
 from meshdist.tensor.array_layout import ArrayLayout
-from meshdist.tensor.dispatch import NUMBERS, deferring, implementation_of, implementation_of_ufunc, refuse
+from meshdist.tensor.dispatch import (
+    NUMBERS,
+    deferring,
+    implementation_of,
+    implementation_of_ufunc,
+    name_of,
+    name_of_ufunc,
+    refuse,
+)
 from meshdist.tensor.known_calls import called, known_ufuncs
 from meshdist.tensor.placements import PlacementError
 
@@ -77,7 +85,7 @@ class ArrayProtocols:
             return NotImplemented
         implementation = implementation_of_ufunc(ufunc, method)
         if implementation is None:
-            refuse(f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}"))
+            refuse(name_of_ufunc(ufunc, method))
         made = implementation(ufunc, *inputs, **kwargs)
         if type(made) is type(self) and not made._layout.pending:
             return made
@@ -88,7 +96,7 @@ class ArrayProtocols:
             return NotImplemented
         implementation = implementation_of(func)
         if implementation is None:
-            refuse(f"{func.__module__.replace('numpy', 'np', 1)}.{func.__name__}")
+            refuse(name_of(func))
         return called(func, implementation, args, kwargs, self)
 
     if not TYPE_CHECKING:  # for a type checker, it would make every attribute one of an array

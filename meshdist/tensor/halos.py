@@ -18,7 +18,7 @@ from meshdist.groups.process_group import ProcessGroup
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.agreement import described
 from meshdist.tensor.array_layout import ArrayLayout, Cut
-from meshdist.tensor.dispatch import implements, refuse_deferring
+from meshdist.tensor.dispatch import begin, implements
 from meshdist.tensor.distribution import array_module, as_block
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.index_keys import along
@@ -62,7 +62,7 @@ def halo(x: DTensor, width: int | Sequence[int], periodic: bool | Sequence[bool]
         >>> meshdist.run(program, 2)
         [([0, 1, 2], [3, 0, 1, 2]), ([1, 2, 3], [1, 2, 3, 0])]
     """
-    refuse_deferring("meshdist.tensor.halo", x)
+    begin("halo", x, width, periodic)
     _check_placed("halo", x)
     widths, rings = ghost_widths("halo", x.ndim, width, periodic)
     local = resolved(x).to_local()
@@ -107,7 +107,7 @@ def map_overlap(
         >>> meshdist.run(program, 2)[0]
         [1, 5, 5, 5]
     """
-    refuse_deferring("meshdist.tensor.map_overlap", x)
+    begin("map_overlap", fn, x, width, periodic)
     _check_placed("map_overlap", x)
     widths, rings = ghost_widths("map_overlap", x.ndim, width, periodic)
     layout = x.layout.resolved()

@@ -38,9 +38,26 @@ class _Changes(threading.local):
 changes = _Changes()
 
 
+class _Memory:
+    """Whether this process remembers ufuncs."""
+
+    is_used = True
+
+
+_memory = _Memory()
+
+
 def remember_ufunc(ufunc: Any, layouts: Sequence[ArrayLayout | None], result: ArrayLayout) -> None:
     """Let operators call `ufunc` on the blocks as they are for operands of these layouts (None: a Python number)."""
-    remember(known_ufuncs, (ufunc, *layouts), result)
+    if _memory.is_used:
+        remember(known_ufuncs, (ufunc, *layouts), result)
+
+
+def use_known_ufuncs(wanted: bool) -> None:
+    """Remember ufuncs from now on, or forget them, so that every operator calls its ufunc with the arrays."""
+    _memory.is_used = wanted
+    if not wanted:
+        known_ufuncs.clear()
 
 
 def the_function(function: Any) -> Localizer:
