@@ -29,6 +29,7 @@ from meshdist.tensor import (
     set_operations,
     shaping,
     sorting,
+    whole_arrays,
 )
 from meshdist.tensor.array_creation import arange, empty, full, linspace, ones, zeros
 from meshdist.tensor.dispatch import implicit_redistribution

@@ -16,7 +16,7 @@ from meshdist.tensor.dispatch import (
     deferring,
     implementation_of,
     implementation_of_ufunc,
-    name_of,
+    method,
     name_of_ufunc,
     refuse,
 )
@@ -96,7 +96,7 @@ class ArrayProtocols:
             return NotImplemented
         implementation = implementation_of(func)
         if implementation is None:
-            refuse(name_of(func))
+            return method("on_whole_arrays")(func, args, kwargs)
         return called(func, implementation, args, kwargs, self)
 
     if not TYPE_CHECKING:  # for a type checker, it would make every attribute one of an array
