@@ -43,7 +43,19 @@ def full(
     shape: Any, fill_value: Any, dtype: Any = None, *, mesh: DeviceMesh, placements: Placements | None = None
 ) -> DTensor:
     """Return an array filled with one value; see `numpy.full`, and `distribute_tensor` for the placements."""
-    return _made("full", shape, mesh, placements, lambda block: array_module(mesh).full(block, fill_value, dtype))
+    if dtype is None:
+        dtype = fill_value.dtype if hasattr(fill_value, "dtype") else np.asarray(fill_value).dtype
+    made = _made("full", shape, mesh, placements, lambda block: array_module(mesh).empty(block, dtype))
+    _fill(made, fill_value)
+    return made
+
+
+def _fill(array: DTensor, value: Any) -> None:
+    """Set all elements to a number, or to those of an array, which is broadcast to the whole array."""
+    if np.ndim(value):
+        array[...] = value
+    else:
+        array.to_local()[...] = value
 
 
 def arange(
@@ -181,5 +193,5 @@ def full_like(
 ) -> DTensor:
     """Return an array filled with one value, of the shape, dtype and sharding of another; see `numpy.full_like`."""
     made = empty_like(a, dtype, order, subok, shape, device=device)
-    made.to_local()[...] = fill_value
+    _fill(made, fill_value)
     return made

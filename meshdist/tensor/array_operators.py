@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from meshdist.tensor.agreement import origin_of
-from meshdist.tensor.dispatch import NUMBERS
+from meshdist.tensor.dispatch import NUMBERS, is_negative_power
 from meshdist.tensor.known_calls import known_ufuncs
 
 
@@ -39,18 +39,6 @@ def _matmul(self: Any, other: Any) -> Any:
     return np.matmul(self, other)
 
 
-_plain_power = _binary(np.power)
-# What NumPy's operator computes for these exponents: the last two of inexact numbers alone.
-_POWERS = {2: np.square, 0.5: np.sqrt, -1: np.reciprocal}
-
-
-def _power(self: Any, other: Any) -> Any:
-    ufunc = _POWERS.get(other) if type(other) in (int, float) else None
-    if ufunc is not None and (self.dtype.kind in "fc" or (ufunc is np.square and type(other) is int)):
-        return ufunc(self)
-    return _plain_power(self, other)
-
-
 def _reflected(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
     return lambda self, other: ufunc(other, self)
 
@@ -75,6 +63,29 @@ def _in_place(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
     return operator
 
 
+_plain_power = _binary(np.power)
+# What NumPy's operator computes for these exponents: the last two of inexact numbers alone.
+_POWERS = {2: np.square, 0.5: np.sqrt, -1: np.reciprocal}
+
+
+def _power(self: Any, other: Any) -> Any:
+    ufunc = _POWERS.get(other) if type(other) in (int, float) else None
+    if ufunc is not None and (self.dtype.kind in "fc" or (ufunc is np.square and type(other) is int)):
+        return ufunc(self)
+    if is_negative_power(self, other):
+        return np.power(self, other)
+    return _plain_power(self, other)
+
+
+_plain_power_in_place = _in_place(np.power)
+
+
+def _power_in_place(self: Any, other: Any) -> Any:
+    if is_negative_power(self, other):
+        return np.power(self, other, out=(self,))
+    return _plain_power_in_place(self, other)
+
+
 def _unary(ufunc: np.ufunc) -> Callable[[Any], Any]:
     return lambda self: ufunc(self)
 
@@ -94,7 +105,7 @@ class ArrayOperators:
     __floordiv__, __rfloordiv__ = _binary(np.floor_divide), _reflected(np.floor_divide)
     __ifloordiv__ = _in_place(np.floor_divide)
     __mod__, __rmod__, __imod__ = _binary(np.remainder), _reflected(np.remainder), _in_place(np.remainder)
-    __pow__, __rpow__, __ipow__ = _power, _reflected(np.power), _in_place(np.power)
+    __pow__, __rpow__, __ipow__ = _power, _reflected(np.power), _power_in_place
     __matmul__, __rmatmul__ = _matmul, _reflected(np.matmul)
     __imatmul__ = _in_place(np.matmul)
     __and__, __rand__, __iand__ = _binary(np.bitwise_and), _reflected(np.bitwise_and), _in_place(np.bitwise_and)

@@ -16,6 +16,7 @@ from meshdist.tensor.dispatch import (
     deferring,
     implementation_of,
     implementation_of_ufunc,
+    is_negative_power,
     method,
     name_of_ufunc,
     refuse,
@@ -76,7 +77,11 @@ class ArrayProtocols:
             kind = type(self)
             layouts = [x._layout if type(x) is kind else None if type(x) in NUMBERS else _unknown for x in inputs]
             result = known_ufuncs.get((ufunc, *layouts))
-            if result is not None and all(x._mesh is self._mesh for x in inputs if type(x) is kind):
+            if (
+                result is not None
+                and all(x._mesh is self._mesh for x in inputs if type(x) is kind)
+                and (ufunc is not np.power or not is_negative_power(*inputs))
+            ):
                 made = self._wrapped(ufunc(*[x._local if type(x) is kind else x for x in inputs]), result, self._mesh)
                 if result.pending:
                     made._origin = origin_of(*layouts)

@@ -114,6 +114,14 @@ def begin(name: str, *args: Any) -> None:
         comparer(name, args)
 
 
+def is_negative_power(x: Any, exponent: Any) -> bool:
+    """Return whether this exponent is an integer that NumPy refuses for the elements of an array of integers `x`.
+
+    It would raise only where there are elements, and so on some ranks only.
+    """
+    return type(exponent) is int and exponent < 0 and x.dtype.kind in "biu"
+
+
 def name_of(function: Any) -> str:
     """Return the name of a function of NumPy, as users write it."""
     return f"{function.__module__.replace('numpy', 'np', 1)}.{function.__name__}"

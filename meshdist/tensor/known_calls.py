@@ -85,6 +85,19 @@ def on_blocks(*functions: Any) -> None:
         _localizers[function] = the_function(function)
 
 
+def on_blocks_of_lists(*functions: Any) -> None:
+    """Register functions, as `on_blocks` does, that take a list of arrays: an array in its place is one of its rows."""
+    for function in functions:
+        _localizers[function] = _of_lists(function)
+
+
+def _of_lists(function: Any) -> Localizer:
+    def localizer(result: Any, *args: Any, **kwargs: Any) -> Any:
+        return function if args and type(args[0]) in (list, tuple) else None
+
+    return localizer
+
+
 def called(function: Any, implementation: Callable[..., Any], args: Any, kwargs: Any, like: Any) -> Any:
     """Call a function of NumPy on arguments of which `like` is one: on the blocks, if that is known to be enough."""
     localizer, kind = _localizers.get(function), type(like)
