@@ -216,6 +216,16 @@ def test_bad_widths():
         ):
             with pytest.raises(error, match="halo"):
                 x.halo(width, periodic)
+        for width, periodic, said in (
+            ({0: 1}, False, r"width must be an integer, or a tuple of one for each dimension, got \{0: 1\}"),
+            ({1}, False, r"width must be an integer, or a tuple of one for each dimension, got \{1\}"),
+            ("1", False, r"width must be an integer, or a tuple of one for each dimension, got '1'"),
+            (1, {"a": True}, r"periodic must be True or False, or a tuple of one for each dimension, got \{'a': True"),
+            (1, "no", r"periodic must be True or False, or a tuple of one for each dimension, got 'no'"),
+        ):
+            for call, name in ((x.halo, "halo"), (lambda *args: map_overlap(np.sin, x, *args), "map_overlap")):
+                with pytest.raises(TypeError, match=f"{name}: {said}"):
+                    call(width, periodic)
         for made in (lambda: halo(np.ones(3), 1), lambda: map_overlap(np.sort, np.ones(3), 1)):
             with pytest.raises(TypeError, match="x must be a DTensor, got ndarray"):
                 made()
