@@ -9,7 +9,7 @@ import numpy as np
 
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.array_layout import ArrayLayout
-from meshdist.tensor.dispatch import implements
+from meshdist.tensor.dispatch import NUMBERS, implements
 from meshdist.tensor.distribution import array_module, checked_shape, layout_on
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.placements import PlacementError, Placements
@@ -52,10 +52,10 @@ def full(
 
 def _fill(array: DTensor, value: Any) -> None:
     """Set all elements to a number, or to those of an array, which is broadcast to the whole array."""
-    if np.ndim(value):
-        array[...] = value
+    if type(value) in NUMBERS or not np.ndim(value):
+        array._local[...] = value
     else:
-        array.to_local()[...] = value
+        array[...] = value
 
 
 def arange(

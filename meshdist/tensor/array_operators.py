@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from meshdist.tensor.agreement import origin_of
-from meshdist.tensor.dispatch import NUMBERS, is_negative_power
+from meshdist.tensor.dispatch import INTEGERS, NUMBERS
 from meshdist.tensor.known_calls import known_ufuncs
 
 
@@ -69,11 +69,14 @@ _POWERS = {2: np.square, 0.5: np.sqrt, -1: np.reciprocal}
 
 
 def _power(self: Any, other: Any) -> Any:
-    ufunc = _POWERS.get(other) if type(other) in (int, float) else None
-    if ufunc is not None and (self.dtype.kind in "fc" or (ufunc is np.square and type(other) is int)):
-        return ufunc(self)
-    if is_negative_power(self, other):
-        return np.power(self, other)
+    if type(other) in (int, float):
+        ufunc = _POWERS.get(other)
+        if ufunc is not None and (self.dtype.kind in "fc" or (ufunc is np.square and type(other) is int)):
+            return ufunc(self)
+        layout = known_ufuncs.get((np.power, self._layout, None))
+        if layout is None or (other < 0 and self._local.dtype.kind in INTEGERS):
+            return np.power(self, other)
+        return self._wrapped(np.power(self._local, other), layout, self._mesh)
     return _plain_power(self, other)
 
 
@@ -81,9 +84,14 @@ _plain_power_in_place = _in_place(np.power)
 
 
 def _power_in_place(self: Any, other: Any) -> Any:
-    if is_negative_power(self, other):
-        return np.power(self, other, out=(self,))
-    return _plain_power_in_place(self, other)
+    if type(other) is not int:
+        return _plain_power_in_place(self, other)
+    layout, local = self._layout, self._local
+    if known_ufuncs.get((np.power, layout, None)) is layout and (other >= 0 or local.dtype.kind not in INTEGERS):
+        np.power(local, other, out=local)
+    else:
+        np.power(self, other, out=(self,))
+    return self
 
 
 def _unary(ufunc: np.ufunc) -> Callable[[Any], Any]:

@@ -11,6 +11,8 @@ import numpy as np
 
 # Python's numbers, which keep their weak dtype beside arrays.
 NUMBERS = (bool, int, float, complex)
+# The kinds of dtypes whose elements NumPy's power does not raise to negative integers.
+INTEGERS = "biu"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -112,14 +114,6 @@ def begin(name: str, *args: Any) -> None:
         refuse_deferring(f"meshdist.tensor.{name}", *args)
     if comparer is not None:
         comparer(name, args)
-
-
-def is_negative_power(x: Any, exponent: Any) -> bool:
-    """Return whether this exponent is an integer that NumPy refuses for the elements of an array of integers `x`.
-
-    It would raise only where there are elements, and so on some ranks only.
-    """
-    return type(exponent) is int and exponent < 0 and x.dtype.kind in "biu"
 
 
 def name_of(function: Any) -> str:

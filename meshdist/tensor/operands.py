@@ -47,8 +47,7 @@ def mesh_of(name: str, operands: Sequence[Any]) -> DeviceMesh:
             mesh = operand.mesh
     if mesh is None:
         raise TypeError(
-            f"{name}: what is computed of must be a DTensor where another argument is one; distribute_tensor converts an"
-            " array"
+            f"{name}: the array must be a DTensor where another argument is one; distribute_tensor converts an array"
         )
     return mesh
 
