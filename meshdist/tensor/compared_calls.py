@@ -95,7 +95,8 @@ def _array_text(array: np.ndarray[Any, Any]) -> str:
         return f"{array.dtype} {array.shape}"
     if array.size <= _MOST_ELEMENTS:
         return f"{array.dtype} {array.shape} {array.tolist()}"
-    return f"{array.dtype} {array.shape} with checksum {_sum(np.ascontiguousarray(array).data.cast('B'))}"
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return f"{array.dtype} {array.shape} with checksum {_sum(data)}"
 
 
 def _sum(data: Any) -> str:
@@ -163,6 +164,8 @@ def _comparing(begin: Callable[..., Any], call_of: Callable[..., Any]) -> Callab
 def _compare_at_detail() -> None:
     """Let operations compare their calls if the debug level is DETAIL now."""
     wanted = shows_all_frames()
+    if wanted == (dispatch.comparer is not None):
+        return
     known_calls.use_known_ufuncs(not wanted)
     dispatch.comparer = compare_call if wanted else None
     for name, call_of in _BEGINNINGS.items():

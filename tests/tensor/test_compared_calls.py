@@ -43,6 +43,11 @@ CASES: dict[str, tuple[Callable[[DTensor, int], Any], str, str]] = {
     "a number of another type": (lambda x, rank: x * (rank or 1.0), "np.multiply({x}, 1.0)", "np.multiply({x}, 1)"),
     "a small array": (lambda x, rank: x + np.full(4, rank), "int64 (4,) [0, 0, 0, 0]", "int64 (4,) [1, 1, 1, 1]"),
     "a large array": (lambda x, rank: x + np.full((6, 4), rank), "int64 (6, 4) with ch", "int64 (6, 4) with checksum"),
+    "a large array of another layout in memory": (
+        lambda x, rank: x + np.full((4, 6), rank, "f4").T,
+        "float32 (6, 4) with checksum",
+        "float32 (6, 4) with checksum",
+    ),
     "an operand": (lambda x, rank: x + (x.mT if rank else x), "np.add({x}, {x})", "np.swapaxes({x}, -1, -2)"),
     "functions": (lambda x, rank: (np.mean if rank else np.sum)(x, axis=1), "np.sum({x}, axis=1)", "np.mean({x}, axis"),
     "operators": (lambda x, rank: x - 1 if rank else x + 1, "np.add({x}, 1)", "np.subtract({x}, 1)"),
