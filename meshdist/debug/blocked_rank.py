@@ -217,6 +217,12 @@ def _advice(blocked: list[BlockedRank]) -> str:
     exchange = next((name for name in names if name in _EXCHANGES), None)
     if exchange is not None:
         return _EXCHANGES[exchange]
+    halo = next((one.call for one in blocked if _is_of_halos(one.call)), None)
+    if halo is not None:
+        return (
+            f"all ranks of the mesh must call {halo.partition('(')[0]}, with equal arguments and with arrays of one"
+            " layout"
+        )
     if not {*names} & {*_SENDS, *_RECEIPTS}:
         orders = {one.members for one in blocked}
         if len({tuple(sorted(members)) for members in orders}) < len(orders):
@@ -233,6 +239,12 @@ def _advice(blocked: list[BlockedRank]) -> str:
         received = f"let {ranks_text(others)} receive the {which[len(others) > 1]}"
         return f"{received}; or {advice}" if advice else received
     return advice
+
+
+def _is_of_halos(call: str) -> bool:
+    """Return whether a call is a message of another function than those of messages: one of arrays over a mesh."""
+    name, _, rest = call.partition("(")
+    return ", tag=" in rest and name not in (*_SENDS, *_RECEIPTS, *_EXCHANGES)
 
 
 def _advice_on_messages(blocked: list[BlockedRank], names: list[str]) -> str:

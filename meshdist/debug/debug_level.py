@@ -22,8 +22,9 @@ class DebugLevel(IntEnum):
     OFF logs warnings. INFO also logs set-up, groups, connections and their end, and calls that wait for more than a
     second. DETAIL logs every call: its group, its bytes, and its line. At DETAIL, all collectives of one array or list
     raise for arrays of equal sizes but different shapes, which at other levels only reductions and broadcasts do, and
-    so do calls of overlapping groups in different orders; both checks need all ranks at DETAIL. Tracebacks of errors of
-    meshdist, under meshrun and in notebooks, have its frames only at DETAIL.
+    so do calls of overlapping groups in different orders, and operations on arrays over a mesh that differ between the
+    ranks; these checks need all ranks at DETAIL. Tracebacks of errors of meshdist, under meshrun and in notebooks, have
+    its frames only at DETAIL.
 
     Example:
         >>> DebugLevel.INFO < DebugLevel.DETAIL

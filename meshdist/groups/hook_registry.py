@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 
 from meshdist.runtime.hooks import CallObserver, CallRecorder, HookedGroup
 
+# Called when a rank of this process has started or stopped to log and compare all calls.
+level_watchers: list[Callable[[], None]] = []
+
 
 class HookRegistry:
     """The observers and recorders of all groups of one rank, including future groups."""
@@ -26,6 +29,8 @@ class HookRegistry:
             self._install_observers()
             for group in self.groups:
                 group.compare_shapes(wanted)
+        for watcher in level_watchers:
+            watcher()
 
     def watch(self, observer: CallObserver) -> None:
         with self._lock:

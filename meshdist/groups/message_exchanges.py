@@ -20,6 +20,7 @@ from meshdist.collectives.definition import known_to_core
 from meshdist.errors import DistError
 from meshdist.groups.tags_and_probes import MessageGroup, Probes
 from meshdist.groups.unposted_messages import PersistentRequest
+from meshdist.runtime.departure import failure_of
 from meshdist.runtime.device_calls import DeviceCalls
 from meshdist.runtime.plan_cache import remember
 from meshdist.runtime.waiting import Waitable
@@ -170,7 +171,7 @@ class Exchanges(Probes):
                 work.wait()
         except DistError as error:
             first = _first_error(works, error)
-            if first.is_misfit and terms.words:
+            if terms.words and (first.is_misfit or _makes_other_calls(first)):
                 first.add(f"{terms.difference(first.sent_label)}; {terms.words}")
             raise first from None
         return works
@@ -289,6 +290,12 @@ def known_receive(
     """Return the request of messages like this one; see `known_send`."""
     request = known_send(requests, tensor, peer, tag, label)
     return request if request is not None and can_be_filled(tensor) else None
+
+
+def _makes_other_calls(error: DistError) -> bool:
+    """Return whether a peer waits in another call, or has finished, without its part of the exchange."""
+    failure = failure_of(error)
+    return bool(error.hang_report) if failure is None else failure.departure.exit.is_orderly
 
 
 def _first_error(works: Sequence[Work], error: DistError) -> DistError:

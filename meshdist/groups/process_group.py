@@ -62,6 +62,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         pg_options, device_id: As passed to `new_group`.
         takes_any_shapes: The arrays of different ranks may have different shapes with the same number of elements, as
             in torch.
+        compares_shapes: The ranks compare the shapes of all arrays, as at debug level DETAIL.
 
     Used as a context manager, the group is destroyed at the end of the block, as by `destroy_process_group`. If the
     block ends with an exception, the peers' calls that wait for this rank fail.
@@ -90,7 +91,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         self._world = world
         self.plans: dict[Any, Any] = {}  # Plans, and planned calls on GPU arrays
         self._device_array: type | None = None  # the type of the arrays of the latter
-        self._compares_shapes = False
+        self.compares_shapes = False
         self._queue = JobQueue(world.progress)
         self._queued = self._queue.jobs
         self.recorder = world.recorder
@@ -458,12 +459,12 @@ class ProcessGroup(CollectiveMethods, Membership):
 
     def compare_shapes(self, wanted: bool) -> None:
         """Compare the shapes of the ranks' arrays in all following calls, or in those that compare them by default."""
-        self._compares_shapes = wanted
+        self.compares_shapes = wanted
         self._forget_plans()  # they have their comparison built in
 
     @property
     def _shape_rule(self) -> ShapeRule:
-        if self._compares_shapes:
+        if self.compares_shapes:
             return ShapeRule.EQUAL_SHAPE
         return ShapeRule.ANY_SHAPE if self.takes_any_shapes else ShapeRule.BY_COLLECTIVE
 

@@ -11,6 +11,7 @@ from meshdist.tensor import (
     array_reductions,
     assignment,
     averages,
+    compared_calls,
     comparisons,
     contractions,
     convolutions,
@@ -30,6 +31,7 @@ from meshdist.tensor import (
     set_operations,
     shaping,
     sorting,
+    whole_arrays,
 )
 from meshdist.tensor.array_creation import arange, empty, full, linspace, ones, zeros
 from meshdist.tensor.dispatch import implicit_redistribution

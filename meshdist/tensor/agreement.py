@@ -2,6 +2,8 @@
 
 A pending reduction no longer shows what it was computed from: sums of `Shard(0)` and of `Shard(1)` are both `Partial`.
 Such an array keeps the layouts that it was computed from as its origin, which is compared when it is redistributed.
+
+At debug level DETAIL, the ranks also meet to compare what sends nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +12,11 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, TypeAlias, TypeGuard
 
+from meshdist.collectives.barrier import barrier
+from meshdist.debug.debug_level import shows_all_frames
+from meshdist.groups.process_group import ProcessGroup
+from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.runtime.context import resolve
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.placements import GIVEN_SIZES, Placement, Shard, placements_text
 
@@ -104,3 +111,35 @@ def _merged_of(values: Iterable[Any], kind: Any, origin: Origin) -> Origin:
         elif of is tuple or of is list:
             origin = _merged_of(value, kind, origin)
     return origin
+
+
+# ---- At debug level DETAIL
+
+
+def comparing_group(mesh: DeviceMesh) -> ProcessGroup | None:
+    """Return the group of the ranks of a mesh if they compare all that they do, as at debug level DETAIL; else None.
+
+    Ranks that are threads have one debug level, and set it one after another: the group knows whether its rank has.
+    """
+    if mesh.size() == 1 or mesh.get_coordinate() is None or not shows_all_frames():
+        return None
+    group = resolve(mesh)
+    assert isinstance(group, ProcessGroup)
+    return group if group.compares_shapes else None
+
+
+def compare(group: ProcessGroup, name: str, words: str) -> None:
+    """Compare a call with those of the other ranks before it is made.
+
+    Observers of the group do not see it: the accounts and profiles of a program are the same at every debug level.
+
+    Raises:
+        DistBackendError: A rank makes another call; on all ranks, with the calls and their lines.
+    """
+    ProcessGroup.submit(group, _comparison(name, words), None, None)
+
+
+@lru_cache(1000)
+def _comparison(name: str, words: str) -> Any:
+    """Return a barrier that is named like the user's call, and whose ranks must agree on `words`."""
+    return barrier.under(name, lambda call: (words,))

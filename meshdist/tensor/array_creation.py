@@ -9,7 +9,7 @@ import numpy as np
 
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.array_layout import ArrayLayout
-from meshdist.tensor.dispatch import implements
+from meshdist.tensor.dispatch import NUMBERS, implements
 from meshdist.tensor.distribution import array_module, checked_shape, layout_on
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.placements import PlacementError, Placements
@@ -18,7 +18,7 @@ from meshdist.tensor.placements import PlacementError, Placements
 def _made(
     name: str, shape: Any, mesh: DeviceMesh, placements: Placements | None, make: Callable[[tuple[int, ...]], Any]
 ) -> DTensor:
-    layout = layout_on(mesh, checked_shape(shape), placements)
+    layout = layout_on(name, mesh, checked_shape(shape), placements)
     if layout.pending:
         raise PlacementError(f"{name}: placements must not be Partial, got {list(layout.placements)}")
     return wrap(make(layout.local_shape(coordinate_in(mesh))), layout, mesh)
@@ -43,7 +43,19 @@ def full(
     shape: Any, fill_value: Any, dtype: Any = None, *, mesh: DeviceMesh, placements: Placements | None = None
 ) -> DTensor:
     """Return an array filled with one value; see `numpy.full`, and `distribute_tensor` for the placements."""
-    return _made("full", shape, mesh, placements, lambda block: array_module(mesh).full(block, fill_value, dtype))
+    if dtype is None:
+        dtype = fill_value.dtype if hasattr(fill_value, "dtype") else np.asarray(fill_value).dtype
+    made = _made("full", shape, mesh, placements, lambda block: array_module(mesh).empty(block, dtype))
+    _fill(made, fill_value)
+    return made
+
+
+def _fill(array: DTensor, value: Any) -> None:
+    """Set all elements to a number, or to those of an array, which is broadcast to the whole array."""
+    if type(value) in NUMBERS or not np.ndim(value):
+        array._local[...] = value
+    else:
+        array[...] = value
 
 
 def arange(
@@ -63,7 +75,7 @@ def arange(
     # Of ranges without rows: NumPy finds the dtype from all three numbers.
     dtype = np.result_type(made(start, start, step, dtype), made(stop, stop, step, dtype))
     few = made(start, stop, step, dtype) if dtype.kind == "b" else None  # NumPy has those of up to two rows
-    layout = layout_on(mesh, (rows,), placements)
+    layout = layout_on("arange", mesh, (rows,), placements)
     if layout.pending:
         raise PlacementError(f"arange: placements must not be Partial, got {list(layout.placements)}")
     (held,) = layout.index(coordinate_in(mesh))
@@ -105,7 +117,7 @@ def linspace(
     if np.ndim(start) or np.ndim(stop):
         raise ValueError("linspace: start and stop must be numbers; for arrays of them, compute with arange")
     few = np.linspace(start, stop, min(num, 2), endpoint, dtype=dtype)
-    layout = layout_on(mesh, (num,), placements)
+    layout = layout_on("linspace", mesh, (num,), placements)
     if layout.pending:
         raise PlacementError(f"linspace: placements must not be Partial, got {list(layout.placements)}")
     (held,) = layout.index(coordinate_in(mesh))
@@ -181,5 +193,5 @@ def full_like(
 ) -> DTensor:
     """Return an array filled with one value, of the shape, dtype and sharding of another; see `numpy.full_like`."""
     made = empty_like(a, dtype, order, subok, shape, device=device)
-    made.to_local()[...] = fill_value
+    _fill(made, fill_value)
     return made

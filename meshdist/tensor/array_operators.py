@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from meshdist.tensor.agreement import origin_of
-from meshdist.tensor.dispatch import NUMBERS
+from meshdist.tensor.dispatch import INTEGERS, NUMBERS
 from meshdist.tensor.known_calls import known_ufuncs
 
 
@@ -39,18 +39,6 @@ def _matmul(self: Any, other: Any) -> Any:
     return np.matmul(self, other)
 
 
-_plain_power = _binary(np.power)
-# What NumPy's operator computes for these exponents: the last two of inexact numbers alone.
-_POWERS = {2: np.square, 0.5: np.sqrt, -1: np.reciprocal}
-
-
-def _power(self: Any, other: Any) -> Any:
-    ufunc = _POWERS.get(other) if type(other) in (int, float) else None
-    if ufunc is not None and (self.dtype.kind in "fc" or (ufunc is np.square and type(other) is int)):
-        return ufunc(self)
-    return _plain_power(self, other)
-
-
 def _reflected(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
     return lambda self, other: ufunc(other, self)
 
@@ -75,6 +63,37 @@ def _in_place(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
     return operator
 
 
+_plain_power = _binary(np.power)
+# What NumPy's operator computes for these exponents: the last two of inexact numbers alone.
+_POWERS = {2: np.square, 0.5: np.sqrt, -1: np.reciprocal}
+
+
+def _power(self: Any, other: Any) -> Any:
+    if type(other) in (int, float):
+        ufunc = _POWERS.get(other)
+        if ufunc is not None and (self.dtype.kind in "fc" or (ufunc is np.square and type(other) is int)):
+            return ufunc(self)
+        layout = known_ufuncs.get((np.power, self._layout, None))
+        if layout is None or (other < 0 and self._local.dtype.kind in INTEGERS):
+            return np.power(self, other)
+        return self._wrapped(np.power(self._local, other), layout, self._mesh)
+    return _plain_power(self, other)
+
+
+_plain_power_in_place = _in_place(np.power)
+
+
+def _power_in_place(self: Any, other: Any) -> Any:
+    if type(other) is not int:
+        return _plain_power_in_place(self, other)
+    layout, local = self._layout, self._local
+    if known_ufuncs.get((np.power, layout, None)) is layout and (other >= 0 or local.dtype.kind not in INTEGERS):
+        np.power(local, other, out=local)
+    else:
+        np.power(self, other, out=(self,))
+    return self
+
+
 def _unary(ufunc: np.ufunc) -> Callable[[Any], Any]:
     return lambda self: ufunc(self)
 
@@ -94,7 +113,7 @@ class ArrayOperators:
     __floordiv__, __rfloordiv__ = _binary(np.floor_divide), _reflected(np.floor_divide)
     __ifloordiv__ = _in_place(np.floor_divide)
     __mod__, __rmod__, __imod__ = _binary(np.remainder), _reflected(np.remainder), _in_place(np.remainder)
-    __pow__, __rpow__, __ipow__ = _power, _reflected(np.power), _in_place(np.power)
+    __pow__, __rpow__, __ipow__ = _power, _reflected(np.power), _power_in_place
     __matmul__, __rmatmul__ = _matmul, _reflected(np.matmul)
     __imatmul__ = _in_place(np.matmul)
     __and__, __rand__, __iand__ = _binary(np.bitwise_and), _reflected(np.bitwise_and), _in_place(np.bitwise_and)

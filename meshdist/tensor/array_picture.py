@@ -248,7 +248,7 @@ def _listed(words: list[str], count: int, sign: str) -> str:
 
 
 def _notes(layout: ArrayLayout, names: Sequence[str] | None) -> list[str]:
-    notes = []
+    notes = ["the array has no elements"] if 0 in layout.shape else []
     for axis, (placement, size) in enumerate(zip(layout.placements, layout.mesh_shape, strict=True)):
         along = f"the {size} ranks along {f'axis {axis}' if names is None else names[axis]}"
         if isinstance(placement, Replicate):

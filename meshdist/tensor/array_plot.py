@@ -126,8 +126,8 @@ def _draw(ax: Any, block: Block, left: float, top: float, width: float, height: 
 
 
 def _extents(sizes: Sequence[int], unit: float) -> list[float]:
-    """Return how long the blocks are drawn: in proportion, with room for a label; one that is not cut as two."""
+    """Return how long the blocks are drawn: in proportion, with room for a label; rows that are not cut as two."""
     if len(sizes) == 1:
-        return [2 * unit]
+        return [unit * (2 if sizes[0] else _LEAST)]
     whole = sum(sizes) or 1
     return [unit * max(_LEAST, len(sizes) * size / whole) for size in sizes]

@@ -11,13 +11,21 @@ import numpy as np
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.agreement import Origin, inherited, origin_of
 from meshdist.tensor.array_layout import ArrayLayout
-from meshdist.tensor.dispatch import NUMBERS, deferring, implementation_of, implementation_of_ufunc, refuse
+from meshdist.tensor.dispatch import (
+    INTEGERS,
+    NUMBERS,
+    deferring,
+    implementation_of,
+    implementation_of_ufunc,
+    method,
+    name_of_ufunc,
+    refuse,
+)
 from meshdist.tensor.known_calls import called, known_ufuncs
 from meshdist.tensor.placements import PlacementError
 
 T = TypeVar("T")
 
-_unknown = object()
 # Methods by which arrays of other libraries become NumPy arrays.
 _ARRAY_OF = ("compute", "detach", "get", "numpy")
 
@@ -65,19 +73,30 @@ class ArrayProtocols:
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if method == "__call__" and not kwargs:
-            kind = type(self)
-            layouts = [x._layout if type(x) is kind else None if type(x) in NUMBERS else _unknown for x in inputs]
-            result = known_ufuncs.get((ufunc, *layouts))
-            if result is not None and all(x._mesh is self._mesh for x in inputs if type(x) is kind):
-                made = self._wrapped(ufunc(*[x._local if type(x) is kind else x for x in inputs]), result, self._mesh)
-                if result.pending:
-                    made._origin = origin_of(*layouts)
-                return made
+            kind, mesh = type(self), self._mesh
+            layouts, blocks = [], []
+            for x in inputs:
+                of = type(x)
+                if of is kind and x._mesh is mesh:
+                    layouts.append(x._layout)
+                    blocks.append(x._local)
+                elif of in NUMBERS:
+                    layouts.append(None)
+                    blocks.append(x)
+                else:
+                    break
+            else:
+                result = known_ufuncs.get((ufunc, *layouts))
+                if result is not None and (ufunc is not _power or not _is_refused_power(*blocks)):
+                    made = self._wrapped(ufunc(*blocks), result, mesh)
+                    if result.pending:
+                        made._origin = origin_of(*layouts)
+                    return made
         if deferring and any(type(x) in deferring for x in inputs):
             return NotImplemented
         implementation = implementation_of_ufunc(ufunc, method)
         if implementation is None:
-            refuse(f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}"))
+            refuse(name_of_ufunc(ufunc, method))
         made = implementation(ufunc, *inputs, **kwargs)
         if type(made) is type(self) and not made._layout.pending:
             return made
@@ -88,7 +107,7 @@ class ArrayProtocols:
             return NotImplemented
         implementation = implementation_of(func)
         if implementation is None:
-            refuse(f"{func.__module__.replace('numpy', 'np', 1)}.{func.__name__}")
+            return method("on_whole_arrays")(func, args, kwargs)
         return called(func, implementation, args, kwargs, self)
 
     if not TYPE_CHECKING:  # for a type checker, it would make every attribute one of an array
@@ -167,4 +186,9 @@ class ArrayProtocols:
         return self._local.item()
 
 
-_new = object.__new__
+_new, _power = object.__new__, np.power
+
+
+def _is_refused_power(block: Any, exponent: Any) -> bool:
+    """Return whether NumPy refuses this exponent for elements of integers: it raises where a block has some."""
+    return type(exponent) is int and exponent < 0 and block.dtype.kind in INTEGERS

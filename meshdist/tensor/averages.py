@@ -101,7 +101,8 @@ def _variance(
         dtype = np.float64
     if mean is NOT_GIVEN or mean is None:
         number = count if mask is True or keepdims else _count(a, axis, True, mask)
-        mean = resolved(_divided(reduce(np.add, a, axis, dtype, None, True, NOT_GIVEN, mask), number))
+        # The whole sum is divided, as NumPy does: parts that are divided are rounded, and equal elements would vary.
+        mean = _divided(resolved(reduce(np.add, a, axis, dtype, None, True, NOT_GIVEN, mask)), number)
     mean = as_operand(name, mean, a.mesh)
     (block, center), alignment, mesh = aligned(name, (a, mean), (trailing(a), trailing(mean)))
     deviation = block - center
@@ -270,7 +271,7 @@ def cov(
     number = observed.shape[1] - (ddof if ddof is not None else 0 if bias else 1)
     if number <= 0:
         warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=2)
-    centered = observed - resolved(observed.mean(axis=1, keepdims=True))
+    centered = observed - _divided(resolved(reduce(np.add, observed, 1, keepdims=True)), max(observed.shape[1], 1))
     product: Any = centered @ centered.T.conj()
     scaled = product * np.true_divide(1, max(number, 0)) if number > 0 else resolved(product) / 0.0
     return cast(DTensor, np.squeeze(scaled))

@@ -7,8 +7,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NoReturn, TypeVar
 
+import numpy as np
+
 # Python's numbers, which keep their weak dtype beside arrays.
 NUMBERS = (bool, int, float, complex)
+# The kinds of dtypes whose elements NumPy's power does not raise to negative integers.
+INTEGERS = "biu"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -17,6 +21,9 @@ _implementations: dict[Any, Callable[..., Any]] = {}
 
 # Types that wrap arrays and compute with them themselves, also beside DTensors.
 deferring: set[type] = set()
+
+# At debug level DETAIL, what compares a call between the ranks: its name, then its arguments.
+comparer: Callable[[str, tuple[Any, ...]], None] | None = None
 
 may_redistribute: ContextVar[bool] = ContextVar("meshdist_implicit_redistribution", default=False)
 
@@ -94,6 +101,29 @@ def refuse_deferring(name: str, *operands: Any) -> None:
             f"{name} has no gradient, and an argument is differentiated; use the function of meshdist.autograd, if it"
             " has one, or local_map with vjp="
         )
+
+
+def begin(name: str, *args: Any) -> None:
+    """Begin a call of a function that is none of NumPy's; `args` are its arguments.
+
+    Raises:
+        TypeError: An argument is of a type that computes itself, which this function would not ask.
+        DistBackendError: At debug level DETAIL: the ranks make different calls.
+    """
+    if deferring:
+        refuse_deferring(f"meshdist.tensor.{name}", *args)
+    if comparer is not None:
+        comparer(name, args)
+
+
+def name_of(function: Any) -> str:
+    """Return the name of a function of NumPy, as users write it."""
+    return f"{function.__module__.replace('numpy', 'np', 1)}.{function.__name__}"
+
+
+def name_of_ufunc(ufunc: np.ufunc, method: str) -> str:
+    """Return the name of a ufunc or of its method, as users write it."""
+    return f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")
 
 
 def refuse(name: str) -> NoReturn:

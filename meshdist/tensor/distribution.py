@@ -12,9 +12,9 @@ import numpy as np
 from meshdist.arrays.device import cupy_module
 from meshdist.arrays.host import as_array, check_dtype
 from meshdist.arrays.reduce_op import ReduceOp, check_op_dtype
-from meshdist.debug.debug_level import DebugLevel, get_debug_level
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.system.name_hints import explaining
+from meshdist.tensor.agreement import compare, comparing_group
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 from meshdist.tensor.dispatch import implements, refuse_deferring
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
@@ -55,28 +55,21 @@ def as_block(array: Any, mesh: DeviceMesh) -> Any:
     return module.asarray(array)
 
 
-def layout_on(mesh: DeviceMesh, shape: Sequence[int], placements: Placements | None) -> ArrayLayout:
-    """Return the layout of an array of this shape on `mesh`."""
+def layout_on(name: str, mesh: DeviceMesh, shape: Sequence[int], placements: Placements | None) -> ArrayLayout:
+    """Return the layout of an array of this shape on `mesh`, which the function `name` makes."""
     ordered = placements_in_order(placements, mesh.shape, mesh.mesh_dim_names)
-    return _compared(ArrayLayout.of(shape, mesh.shape, ordered), mesh)
+    return _compared(name, ArrayLayout.of(shape, mesh.shape, ordered), mesh)
 
 
-def _compared(layout: ArrayLayout, mesh: DeviceMesh) -> ArrayLayout:
+def _compared(name: str, layout: ArrayLayout, mesh: DeviceMesh) -> ArrayLayout:
     """Return the layout of an array that is made without messages; with the debug level DETAIL, compare the ranks'.
 
     Raises:
-        PlacementError: A rank places the array otherwise than the first one; on all ranks.
+        DistBackendError: A rank makes another array, or another call; on all ranks.
     """
-    if mesh.size() == 1 or mesh.get_coordinate() is None or get_debug_level() is not DebugLevel.DETAIL:
-        return layout
-    reported: list[Any] = [None] * mesh.size()
-    mesh.all_gather_object(reported, layout.describe(mesh.mesh_dim_names))
-    for rank, described in enumerate(reported):
-        if described != reported[0]:
-            raise PlacementError(
-                f"placements: rank {rank} of the mesh creates an array of {described}, and rank 0 of {reported[0]}; all"
-                " ranks must create the same"
-            )
+    group = comparing_group(mesh)
+    if group is not None:
+        compare(group, name, layout.describe(mesh.mesh_dim_names))
     return layout
 
 
@@ -144,7 +137,7 @@ def distribute_tensor(
         _check_pending("distribute_tensor", layout, dtype)
         block = _scattered(given, scattered, dtype, mesh, src_data_rank)
         return wrap(block if layout is scattered else move(block, scattered, layout, mesh), layout, mesh)
-    layout = _compared(ArrayLayout.of(whole.shape, mesh.shape, ordered), mesh)
+    layout = _compared("distribute_tensor", ArrayLayout.of(whole.shape, mesh.shape, ordered), mesh)
     _check_pending("distribute_tensor", layout, whole.dtype)
     replicated = ArrayLayout.of_cuts(whole.shape, mesh.shape, (None,) * whole.ndim, {})
     if layout is replicated:
@@ -243,7 +236,7 @@ def from_local(
         mesh.all_gather_object(reported, (block.shape, block.dtype.str, ordered))
         layout = _layout_of_blocks(reported, mesh)
     else:
-        layout = _compared(ArrayLayout.of(checked_shape(shape), mesh.shape, ordered), mesh)
+        layout = _compared("DTensor.from_local", ArrayLayout.of(checked_shape(shape), mesh.shape, ordered), mesh)
         if layout.local_shape(coordinate) != block.shape:
             raise PlacementError(
                 f"DTensor.from_local: the block at {coordinate} of an array of"
@@ -329,7 +322,7 @@ def from_callback(
     placements: Placements | None,
     fn: Callable[[tuple[slice, ...]], Any],
 ) -> DTensor:
-    layout = layout_on(mesh, checked_shape(shape), placements)
+    layout = layout_on("DTensor.from_callback", mesh, checked_shape(shape), placements)
     if layout.pending:
         raise PlacementError(f"DTensor.from_callback: placements must not be Partial, got {list(layout.placements)}")
     index = layout.index(coordinate_in(mesh))

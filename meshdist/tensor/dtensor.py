@@ -43,7 +43,8 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
     Wrong arguments raise an error on all ranks; errors that depend on the elements, such as a singular matrix, are
     raised only on the ranks that hold these elements.
 
-    `print(x)` shows this rank's block, as NumPy does, below a line about the array. `repr` is that line alone. Neither
+    `print(x)` shows this rank's block, as NumPy does, below a line about the array: its dtype, shape and placements,
+    and the part of it that this rank holds. `repr(x)` says the same in one line, without the block. Neither
     communicates.
 
     Create DTensors by `distribute_tensor`, `DTensor.from_local`, `DTensor.from_callback`, `zeros`, `ones`, `full`,

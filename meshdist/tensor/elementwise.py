@@ -67,6 +67,8 @@ def call(
     except ValueError:
         found = " ".join(map(str, shapes))
         raise ValueError(f"{name}: operands could not be broadcast together with shapes {found}") from None
+    if ufunc is np.power and not masked and not kwargs and 0 not in shape:
+        _check_power(*operands)
     passes = None if masked else _passes(ufunc, operands, kwargs)
     what = (*(f"operand {number}" for number in range(ufunc.nin)), "where=", *["out="] * len(outs)) if masked else ()
     blocks, alignment, mesh = aligned(name, operands, [trailing(x) for x in operands], passes, what)
@@ -78,6 +80,17 @@ def call(
         results = ufunc(*blocks[: ufunc.nin], **kwargs, **({"where": blocks[ufunc.nin]} if masked else {}))
         return _wrapped(results, layout, mesh, origin)
     return _into(ufunc, name, blocks, layout, out or (), kwargs, masked, mesh, origin)
+
+
+def _check_power(base: Any, exponent: Any) -> None:
+    """Raise on all ranks for integers to negative integers, which NumPy finds out where a block has elements.
+
+    What is not known on all ranks is left to NumPy: the elements of a DTensor.
+    """
+    if isinstance(exponent, (DTensor, float, complex)) or not isinstance(base, (DTensor, int, np.ndarray, np.generic)):
+        return
+    if _dtype_of(np.power, _known(base), _known(exponent)).kind in "iu" and np.less(exponent, 0).any():
+        raise ValueError("np.power: Integers to negative integer powers are not allowed.")
 
 
 def _array(operand: Any, name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from meshdist.groups.process_group import ProcessGroup
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.agreement import described
 from meshdist.tensor.array_layout import ArrayLayout, Cut
-from meshdist.tensor.dispatch import implements, refuse_deferring
+from meshdist.tensor.dispatch import begin, implements
 from meshdist.tensor.distribution import array_module, as_block
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.index_keys import along
@@ -49,7 +49,7 @@ def halo(x: DTensor, width: int | Sequence[int], periodic: bool | Sequence[bool]
         rows `start` to `stop`.
 
     Raises:
-        TypeError: `x` is not a DTensor, or a width is not an integer.
+        TypeError: `x` is not a DTensor, a width is not an integer, or `periodic` is neither True nor False.
         ValueError: A width is negative, or there is not one for each dimension.
 
     Example:
@@ -62,7 +62,7 @@ def halo(x: DTensor, width: int | Sequence[int], periodic: bool | Sequence[bool]
         >>> meshdist.run(program, 2)
         [([0, 1, 2], [3, 0, 1, 2]), ([1, 2, 3], [1, 2, 3, 0])]
     """
-    refuse_deferring("meshdist.tensor.halo", x)
+    begin("halo", x, width, periodic)
     _check_placed("halo", x)
     widths, rings = ghost_widths("halo", x.ndim, width, periodic)
     local = resolved(x).to_local()
@@ -107,7 +107,7 @@ def map_overlap(
         >>> meshdist.run(program, 2)[0]
         [1, 5, 5, 5]
     """
-    refuse_deferring("meshdist.tensor.map_overlap", x)
+    begin("map_overlap", fn, x, width, periodic)
     _check_placed("map_overlap", x)
     widths, rings = ghost_widths("map_overlap", x.ndim, width, periodic)
     layout = x.layout.resolved()
@@ -129,7 +129,11 @@ def ghost_widths(
     name: str, ndim: int, width: int | Sequence[int], periodic: bool | Sequence[bool]
 ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
     """Return the number of ghost rows on either side, and whether the array is a ring, for each dimension."""
-    return _per_dimension(name, ndim, _hashable(width), _hashable(periodic))
+    return _per_dimension(name, ndim, _hashable(name, _WIDTH, width), _hashable(name, _PERIODIC, periodic))
+
+
+_WIDTH = "width must be an integer"
+_PERIODIC = "periodic must be True or False"
 
 
 def without_ghosts(widths: Sequence[int], rings: Sequence[bool], held: Sequence[slice]) -> tuple[slice, ...]:
@@ -140,17 +144,30 @@ def without_ghosts(widths: Sequence[int], rings: Sequence[bool], held: Sequence[
     )
 
 
-def _hashable(value: Any) -> Any:
-    return value if isinstance(value, (int, tuple)) else tuple(value) if np.ndim(value) else value
+def _hashable(name: str, wanted: str, value: Any) -> Any:
+    if isinstance(value, (int, tuple)):
+        return value
+    if np.ndim(value):
+        return tuple(value)
+    if not isinstance(value, Hashable):
+        raise _unfit(name, wanted, value)
+    return value
+
+
+def _unfit(name: str, wanted: str, value: Any) -> TypeError:
+    return TypeError(f"{name}: {wanted}, or a tuple of one for each dimension, got {value!r}")
 
 
 @lru_cache(maxsize=1_000)
 def _per_dimension(name: str, ndim: int, width: Any, periodic: Any) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    rings = tuple(map(bool, periodic)) if isinstance(periodic, tuple) else (bool(periodic),) * ndim
+    flags = periodic if isinstance(periodic, tuple) else (periodic,) * ndim
+    if not all(isinstance(flag, (bool, np.bool_)) or (isinstance(flag, int) and flag in (0, 1)) for flag in flags):
+        raise _unfit(name, _PERIODIC, periodic)
+    rings = tuple(map(bool, flags))
     try:
         widths = tuple(map(operator.index, width if isinstance(width, tuple) else (width,) * ndim))
     except TypeError:
-        raise TypeError(f"{name}: width must be an integer, or one for each dimension, got {width!r}") from None
+        raise _unfit(name, _WIDTH, width) from None
     if not len(widths) == len(rings) == ndim:
         raise ValueError(
             f"{name}: width and periodic must be one value, or one per dimension ({ndim}), got {width!r} and"

@@ -16,7 +16,7 @@ from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.index_keys import along, normalized
 from meshdist.tensor.index_parts import uncut
 from meshdist.tensor.index_space import Alignment, together
-from meshdist.tensor.known_calls import localizes, on_blocks
+from meshdist.tensor.known_calls import localizes, on_blocks, on_blocks_of_lists
 from meshdist.tensor.operands import (
     aligned,
     checked_out,
@@ -333,7 +333,7 @@ def _rolled(a: DTensor, by: int, dim: int) -> DTensor:
 
 # ---- Again, on the blocks
 
-on_blocks(np.concatenate, np.stack, np.vstack, np.hstack, np.dstack, np.column_stack)
+on_blocks_of_lists(np.concatenate, np.stack, np.vstack, np.hstack, np.dstack, np.column_stack)
 on_blocks(np.flip, np.flipud, np.fliplr, np.tile)
 
 

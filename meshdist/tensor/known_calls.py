@@ -38,9 +38,26 @@ class _Changes(threading.local):
 changes = _Changes()
 
 
+class _Memory:
+    """Whether this process remembers ufuncs."""
+
+    is_used = True
+
+
+_memory = _Memory()
+
+
 def remember_ufunc(ufunc: Any, layouts: Sequence[ArrayLayout | None], result: ArrayLayout) -> None:
     """Let operators call `ufunc` on the blocks as they are for operands of these layouts (None: a Python number)."""
-    remember(known_ufuncs, (ufunc, *layouts), result)
+    if _memory.is_used:
+        remember(known_ufuncs, (ufunc, *layouts), result)
+
+
+def use_known_ufuncs(wanted: bool) -> None:
+    """Remember ufuncs from now on, or forget them, so that every operator calls its ufunc with the arrays."""
+    _memory.is_used = wanted
+    if not wanted:
+        known_ufuncs.clear()
 
 
 def the_function(function: Any) -> Localizer:
@@ -66,6 +83,19 @@ def on_blocks(*functions: Any) -> None:
     """Register functions of NumPy that do with blocks what they do with arrays, where no operand has to move."""
     for function in functions:
         _localizers[function] = the_function(function)
+
+
+def on_blocks_of_lists(*functions: Any) -> None:
+    """Register functions, as `on_blocks` does, that take a list of arrays: an array in its place is one of its rows."""
+    for function in functions:
+        _localizers[function] = _of_lists(function)
+
+
+def _of_lists(function: Any) -> Localizer:
+    def localizer(result: Any, *args: Any, **kwargs: Any) -> Any:
+        return function if args and type(args[0]) in (list, tuple) else None
+
+    return localizer
 
 
 def called(function: Any, implementation: Callable[..., Any], args: Any, kwargs: Any, like: Any) -> Any:

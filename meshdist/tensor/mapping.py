@@ -11,7 +11,7 @@ import numpy as np
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.agreement import inherited, merged, origin_of
 from meshdist.tensor.array_layout import ArrayLayout
-from meshdist.tensor.dispatch import implements, refuse_deferring
+from meshdist.tensor.dispatch import begin, implements
 from meshdist.tensor.distribution import Memory, array_module, as_block, from_local
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.index_keys import normalized
@@ -68,7 +68,7 @@ def local_map(
 
     @wraps(fn)
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        refuse_deferring("meshdist.tensor.local_map", *args, *kwargs.values())
+        begin("local_map", *args, *kwargs.values())
         mesh = device_mesh or _mesh(args, kwargs)
         blocks = _blocks(args, in_placements, mesh, redistribute_inputs)
         results = fn(*blocks, **{name: _local(value) for name, value in kwargs.items()})

@@ -19,6 +19,8 @@ _OF_SINGULAR_VALUES = (2, -2, "nuc")
 @implements(np.linalg.norm)
 def norm(x: DTensor, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     """Return the norm of vectors or matrices; see `numpy.linalg.norm`."""
+    if np.ndim(ord):
+        raise TypeError(f"np.linalg.norm: ord must be None, a number or the name of a norm, got {ord!r}")
     x = resolved(x)
     if x.dtype.kind not in "fc":
         x = _map(x, lambda block: block.astype(np.float64))

@@ -36,6 +36,7 @@ def mesh_of(name: str, operands: Sequence[Any]) -> DeviceMesh:
     """Return the mesh of the DTensors among `operands`.
 
     Raises:
+        TypeError: There are none: one is in another place than that of the operands.
         ValueError: They are on several meshes.
     """
     mesh: DeviceMesh | None = None
@@ -44,7 +45,10 @@ def mesh_of(name: str, operands: Sequence[Any]) -> DeviceMesh:
             if mesh is not None and operand.mesh != mesh:
                 raise ValueError(f"{name}: all arrays must be on one mesh, got arrays on {mesh!r} and {operand.mesh!r}")
             mesh = operand.mesh
-    assert mesh is not None, "an operation on DTensors has one"
+    if mesh is None:
+        raise TypeError(
+            f"{name}: the array must be a DTensor where another argument is one; distribute_tensor converts an array"
+        )
     return mesh
 
 

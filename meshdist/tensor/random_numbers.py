@@ -140,7 +140,7 @@ class Generator:
         for name, value in options.items():
             if np.ndim(value):
                 raise TypeError(f"random.{method}: {name} must be one number, got an array of shape {np.shape(value)}")
-        layout = layout_on(mesh, checked_shape(shape), placements)
+        layout = layout_on(f"random.{method}", mesh, checked_shape(shape), placements)
         if min(layout.shape, default=0) < 0:
             raise ValueError(f"random.{method}: negative dimensions are not allowed, got {layout.shape}")
         if layout.pending:

@@ -12,6 +12,7 @@ import numpy as np
 
 from meshdist.tensor.agreement import words_of
 from meshdist.tensor.array_layout import ArrayLayout, Cut
+from meshdist.tensor.dispatch import begin
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.operands import mesh_of
@@ -48,6 +49,7 @@ def summa(a: DTensor, b: DTensor, panel: int | None = None) -> DTensor:
         >>> meshdist.run(program, 4)[0]
         [[15.0, 18.0, 21.0], [42.0, 54.0, 66.0], [69.0, 90.0, 111.0]]
     """
+    begin("summa", a, b, panel)
     if not isinstance(a, DTensor) or not isinstance(b, DTensor):
         raise TypeError(f"summa: expected two DTensors, got {type(a).__name__} and {type(b).__name__}")
     mesh = mesh_of("summa", (a, b))

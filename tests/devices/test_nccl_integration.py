@@ -13,6 +13,7 @@ from standin_gpu import MACHINE
 
 import meshdist as dist
 from meshdist.backends.nccl import library
+from meshdist.tensor import DTensor, Shard
 
 pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).parents[2]
@@ -56,6 +57,23 @@ def test_every_call_is_logged_at_level_detail(standin, cupy, caplog):
     calls = [record.getMessage() for record in caplog.records if "on GPUs" in record.getMessage()]
     assert any("all_reduce" in text and "48" in text for text in calls), calls
     assert any("all_gather" in text for text in calls)
+
+
+def test_operations_on_arrays_are_compared_at_level_detail(standin, cupy, caplog):
+    def main():
+        mesh = dist.init_device_mesh("cuda", (2,), mesh_dim_names=("dp",), backend_override={"dp": "standin"})
+        x = DTensor.from_local(cupy.ones((2, 2)), mesh, {"dp": Shard(0)}, shape=(4, 2))
+        x = x + 1
+        with pytest.raises(dist.DistBackendError) as info:
+            x * dist.get_rank()
+        return str(info.value)
+
+    with caplog.at_level(logging.DEBUG, "meshdist"):  # the level that ranks find where they begin
+        told = on_own_gpu(main, cupy, 2)
+    for said in told:
+        assert "the ranks disagree" in said
+        for rank in range(2):
+            assert f"rank {rank} calls np.multiply(float64 (4, 2) as {{'dp': Shard(0)}}, {rank})" in said
 
 
 def test_calls_and_bytes_are_counted(standin, cupy):

@@ -382,3 +382,16 @@ def test_reductions_by_functions_that_cupy_has() -> None:
                 made = reduced_by_name(np, ufunc, whole, dims, wanted.dtype, False, initial=1, where=mask)
                 assert made.dtype == wanted.dtype
                 np.testing.assert_array_equal(made, wanted)
+
+
+def test_equal_elements_do_not_vary() -> None:
+    def program() -> None:
+        mesh = meshdist.init_device_mesh("cpu", (4,), mesh_dim_names=("a",))
+        x = distribute_tensor(np.full((7, 2), 2.0), mesh, {"a": Shard(0)}, None)
+        for function in (np.var, np.std, np.nanvar, np.nanstd):
+            assert function(x, axis=0).full().tolist() == [0.0, 0.0]
+        assert np.cov(x[:, 0]).full() == 0
+        with np.errstate(invalid="ignore"):
+            assert np.isnan(np.corrcoef(x[:, 0]).full())
+
+    meshdist.run(program, 4, timeout=30)

@@ -24,6 +24,7 @@ from meshdist.tensor import (
     Shard,
     arange,
     distribute_tensor,
+    full,
     local_map,
     map_overlap,
     random,
@@ -338,3 +339,102 @@ def test_what_a_large_mesh_sends_takes_few_looks_at_blocks(
     monkeypatch.setattr(ArrayLayout, "index", lambda self, at: looks.append(at) or index(self, at))  # type: ignore[func-returns-value]
     assert sum(found.most_sent) >= 8192**2 // math.prod(mesh_shape) // 2
     assert len(looks) < 5_000
+
+
+POWERS: dict[str, Callable[[Any], Any]] = {
+    "x ** -1": lambda x: x**-1,
+    "x ** -2": lambda x: x**-2,
+    "x **= -3": lambda x: x.__ipow__(-3),
+    "np.power(x, -1)": lambda x: np.power(x, -1),
+    "a scalar": lambda x: x ** np.int64(-1),
+    "an array": lambda x: x ** np.array([1, -1]),
+    "an array of them": lambda x: np.power(x, [-1]),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int8, np.bool_])
+@pytest.mark.parametrize("case", POWERS)
+def test_negative_powers_of_integers_raise_on_all_ranks(case: str, dtype: Any) -> None:
+    def program() -> None:
+        mesh = meshdist.init_device_mesh("cpu", (3,), mesh_dim_names=("a",))
+        for whole in (np.array([2, 1]), np.array([2.0, 1.0])):  # operators know other powers of either, and of floats
+            x = distribute_tensor(whole, mesh, {"a": Shard(0)}, None)
+            _ = np.power(x, 3), x**3, x**-3.0
+        x = distribute_tensor(np.array([2, 1], dtype), mesh, {"a": Shard(0)}, None)
+        with pytest.raises(ValueError, match="Integers to negative integer powers are not allowed"):
+            POWERS[case](x)
+        assert (x**3).full().tolist() == [(dtype(2) ** 3).item(), 1]
+
+    meshdist.run(program, 3, timeout=30)
+
+
+def test_powers_that_do_not_raise() -> None:
+    def program() -> None:
+        mesh = meshdist.init_device_mesh("cpu", (3,), mesh_dim_names=("a",))
+        for whole, power, options in (
+            (np.array([2, 4]), -1.0, {}),
+            (np.array([2.0, 4.0]), -3, {}),
+            (np.array([2, 4]), -1, {"dtype": float}),
+            (np.array([2, 4]), -1, {"where": np.array([False, False]), "out": np.array([7, 8])}),
+            (np.zeros(0, int), -1, {}),
+        ):
+            x = distribute_tensor(whole, mesh, {"a": Shard(0)}, None)
+            placed = {
+                name: distribute_tensor(value, mesh, {"a": Shard(0)}, None) if name == "out" else value
+                for name, value in options.items()
+            }
+            result, wanted = np.power(x, power, **placed), np.power(whole, power, **options)
+            assert result.dtype == wanted.dtype
+            np.testing.assert_allclose(result.full(), wanted)
+        x = distribute_tensor(np.array([2, 4], np.uint8), mesh, {"a": Shard(0)}, None)
+        with pytest.raises(OverflowError):  # as NumPy on any array
+            x**-1
+
+    meshdist.run(program, 3, timeout=30)
+
+
+JOINED: dict[str, Callable[[Any], Any]] = {
+    "concatenate": np.concatenate,
+    "concatenate, axis=None": lambda x: np.concatenate(x, axis=None),
+    "stack": np.stack,
+    "vstack": np.vstack,
+    "hstack": np.hstack,
+    "dstack": np.dstack,
+    "column_stack": np.column_stack,
+}
+
+
+@pytest.mark.parametrize("case", JOINED)
+def test_the_rows_of_one_array_are_joined_each_time(case: str) -> None:
+    def program() -> None:
+        mesh = meshdist.init_device_mesh("cpu", (3,), mesh_dim_names=("a",))
+        whole = np.arange(6.0).reshape(2, 3)
+        x = distribute_tensor(whole, mesh, {"a": Shard(0)}, None)
+        for _ in range(3):  # from the second time on, the call is known
+            np.testing.assert_array_equal(JOINED[case](x).full(), JOINED[case](list(whole)))
+
+    meshdist.run(program, 3, timeout=30)
+
+
+def test_arrays_are_filled_with_values_of_the_whole() -> None:
+    def program() -> None:
+        mesh = meshdist.init_device_mesh("cpu", (3,), mesh_dim_names=("a",))
+        placements = {"a": Shard(0)}
+        x = distribute_tensor(np.zeros(4), mesh, placements, None)
+        for values in ([1, 2, 3, 4], np.arange(4), x + 1):
+            assert (
+                np.full_like(x, values).full().tolist()
+                == np.full_like(np.zeros(4), np.asarray(_whole(values))).tolist()
+            )
+            made = full((4,), values, mesh=mesh, placements=placements)
+            assert made.dtype == np.asarray(_whole(values)).dtype
+            assert made.full().tolist() == list(_whole(values))
+        for fill in (lambda: np.full_like(x, [1, 2]), lambda: full((4,), [1, 2], mesh=mesh, placements=placements)):
+            with pytest.raises(ValueError, match=r"from shape \(2,\) into shape \(4,\)"):
+                fill()
+
+    meshdist.run(program, 3, timeout=30)
+
+
+def _whole(values: Any) -> Any:
+    return values.full() if hasattr(values, "full") else values

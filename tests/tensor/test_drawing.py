@@ -98,7 +98,7 @@ TEXTS = [
             "down: dimension 1; across: dimension 3",
         ],
     ),
-    ((1,), 0, (0, 4), {"dp": Shard(1)}, ["     0:4", " 0:0 [0]"]),
+    ((1,), 0, (0, 4), {"dp": Shard(1)}, ["     0:4", " 0:0 [0]", "", "the array has no elements"]),
 ]
 
 
@@ -168,6 +168,26 @@ def test_plot_draws_into_the_given_axes():
     pyplot.close(made.figure)
 
 
+def test_an_array_without_rows_is_drawn_as_one(capsys):
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    pyplot.switch_backend("agg")
+    sides = []
+    with meshdist.dry_run(world_size=4, rank=0):
+        for shape in ((4, 3), (0, 3), (4, 0)):
+            x = array((2, 2), 0, shape, {})
+            ax = x.show("plot")
+            sides.append((ax.patches[0].get_width(), ax.patches[0].get_height()))
+            pyplot.close(ax.figure)
+            x.show("text")
+            says_so = "the array has no elements" in capsys.readouterr().out
+            assert says_so == ("the array has no elements" in x.show("html")) == (x.size == 0)
+    whole, without_rows, without_columns = sides
+    assert without_rows[0] == whole[0]
+    assert without_columns[1] == whole[1]
+    assert without_rows[1] < whole[1] / 2
+    assert without_columns[0] < whole[0] / 2
+
+
 # Meshes, shapes of arrays and placements: tall, wide, of one dimension and of none, of many ranks, in several slices.
 PLOTTED = [
     ((2, 2, 2), (5, 7), {"dp": Shard(0), "tp": Shard(0)}),
@@ -178,6 +198,8 @@ PLOTTED = [
     ((8,), (1000,), {"dp": Shard(0)}),
     ((1,), (1, 1), {"dp": Shard(0)}),
     ((2, 2), (), {}),
+    ((2, 2), (0, 3), {}),
+    ((2, 2), (3, 0), {"dp": Shard(0)}),
     ((64, 64), (10**6, 5000), {"dp": Shard(1), "tp": Partial()}),
     pytest.param((64, 64), (10**6, 5000), {"dp": Shard(0), "tp": Shard(1)}, marks=pytest.mark.slow),
     ((2, 2, 2), (6, 4, 8), {"dp": Shard(0), "tp": Shard(1), "pp": Shard(2)}),

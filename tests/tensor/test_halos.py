@@ -170,6 +170,40 @@ def test_ranks_with_different_layouts_are_told(worlds, backend, of, pair):
     )
 
 
+ALONG_ROWS = {
+    "halo": lambda x: x.halo((1, 0)),
+    "map_overlap": lambda x: map_overlap(np.sin, x, (1, 0)),
+    "np.diff": lambda x: np.diff(x, 1, 0),
+    "np.gradient": lambda x: np.gradient(x, axis=0),
+    "np.trapezoid": lambda x: TRAPEZOID(x, axis=0),
+    "np.convolve": lambda x: np.convolve(x[:, 0], np.ones(3), "same"),
+}
+
+
+def one_exchanges_nothing(of):
+    """The rows are sharded on one rank alone, so that the other one needs none of its neighbour."""
+    mesh = meshdist.DeviceMesh.from_group(meshdist.new_group(), "cpu", mesh_dim_names=("a",))
+    whole, placements = np.arange(16.0).reshape(4, 4), [Shard(meshdist.get_rank())]
+
+    def differ():
+        ALONG_ROWS[of](distribute_tensor(whole, mesh, placements, None))
+        mesh.barrier()
+
+    with pytest.raises(meshdist.DistBackendError) as info:
+        differ()
+    return str(info.value)
+
+
+@pytest.mark.parametrize("backend", ["threads", pytest.param("gloo", marks=needs_linux)])
+@pytest.mark.parametrize("of", ALONG_ROWS)
+def test_one_of_the_layouts_exchanges_nothing(worlds, backend, of):
+    first, second = worlds.world(backend, 2).run(one_exchanges_nothing, of)
+    assert first.startswith(f"{of} on group")
+    assert "the array of this rank is [Shard(0)] of (4" in first
+    for said in (first, second):
+        assert f"must call {of}, with equal arguments and with arrays of one layout" in said
+
+
 def test_bad_widths():
     def program():
         mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("a",))
@@ -182,6 +216,16 @@ def test_bad_widths():
         ):
             with pytest.raises(error, match="halo"):
                 x.halo(width, periodic)
+        for width, periodic, said in (
+            ({0: 1}, False, r"width must be an integer, or a tuple of one for each dimension, got \{0: 1\}"),
+            ({1}, False, r"width must be an integer, or a tuple of one for each dimension, got \{1\}"),
+            ("1", False, r"width must be an integer, or a tuple of one for each dimension, got '1'"),
+            (1, {"a": True}, r"periodic must be True or False, or a tuple of one for each dimension, got \{'a': True"),
+            (1, "no", r"periodic must be True or False, or a tuple of one for each dimension, got 'no'"),
+        ):
+            for call, name in ((x.halo, "halo"), (lambda *args: map_overlap(np.sin, x, *args), "map_overlap")):
+                with pytest.raises(TypeError, match=f"{name}: {said}"):
+                    call(width, periodic)
         for made in (lambda: halo(np.ones(3), 1), lambda: map_overlap(np.sort, np.ones(3), 1)):
             with pytest.raises(TypeError, match="x must be a DTensor, got ndarray"):
                 made()

@@ -138,3 +138,13 @@ def test_memory_of_gpus():
             x.cuda()
 
     meshdist.run(program, 1)
+
+
+def test_an_order_of_norms_that_is_no_number() -> None:
+    def program() -> None:
+        x = distribute_tensor(np.ones(3), meshdist.init_device_mesh("cpu", (2,)), [Shard(0)], None)
+        for axis in (None, 0):
+            with pytest.raises(TypeError, match=r"ord must be None, a number or the name of a norm, got \[3\]"):
+                np.linalg.norm(x, [3], axis)
+
+    meshdist.run(program, 2, timeout=30)

@@ -290,3 +290,18 @@ def test_orders_and_shapes_that_are_refused() -> None:
 
 
 _numpy: Any = np  # whose stubs do not know of DTensors, and of `copy=` only from NumPy 2.1 on
+
+
+def test_a_dtensor_beside_a_plain_array_that_is_computed_of() -> None:
+    def program() -> None:
+        x = distribute_tensor(np.arange(3.0), meshdist.init_device_mesh("cpu", (2,)), [Shard(0)], None)
+        for call in (
+            lambda: np.percentile(np.ones(3), x),
+            lambda: np.quantile(np.ones(3), x),
+            lambda: np.histogram(np.ones(3), x),
+            lambda: np.isposinf(np.ones(3), x),
+        ):
+            with pytest.raises(TypeError, match=r"^np\.\w+: the array must be a DTensor where another argument is one"):
+                call()
+
+    meshdist.run(program, 2, timeout=30)

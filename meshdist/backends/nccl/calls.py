@@ -131,12 +131,16 @@ class NcclCalls(DeviceCalls):
         group = request.group
         plan = self._plan_of(call)
         plan.facts = facts_of(call, group.name, group.label, group.timeout_s)
+        self._compare(request, call)
+        return plan
+
+    def _compare(self, request: Request, call: Call) -> None:
+        """Compare a call with those of the other ranks, if they compare their calls."""
         if request.compares:
             try:
                 self._backend.compare(call, request.error_prefix)
             except BaseException as error:
-                raise group.fail(error, request.error_prefix) from None
-        return plan
+                raise request.group.fail(error, request.error_prefix) from None
 
     def _carry_out(
         self, request: Request, plan: NcclPlan | OverGpus | Scaled, given: Any, taken: Any, device: int | None
@@ -305,6 +309,7 @@ class NcclCalls(DeviceCalls):
             except BaseException as error:
                 raise group.fail(error, error_prefix) from None
         call = Call(request.collective, error_prefix, group.rank(), group.size(), None, None)
+        self._compare(request, call)
         work = DeviceWork(error_prefix, None, waits_on_host=True)
         try:
             comm_stream = self._backend.comm_stream(error_prefix, None)

@@ -1,0 +1,64 @@
+"""Functions of NumPy that have no rule for DTensors, on arrays that every axis replicates: each rank computes all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from meshdist.tensor.array_layout import ArrayLayout
+from meshdist.tensor.dispatch import implements, name_of, refuse
+from meshdist.tensor.dtensor import DTensor, wrap
+from meshdist.tensor.operands import mesh_of
+
+# All ranks would write one file at the same time.
+_WRITE_FILES = frozenset((np.save, np.savetxt, np.savez, np.savez_compressed))
+
+
+@implements("on_whole_arrays")
+def on_whole_arrays(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a function of NumPy on the blocks of DTensors, each of which must be a whole array.
+
+    Results that are arrays, or numbers of NumPy, become DTensors that every axis replicates; an argument that is
+    returned, such as `out=`, is returned itself. Nothing is sent.
+
+    Raises:
+        TypeError: An array is sharded or pending, or the function writes a file.
+    """
+    name, arrays = name_of(function), []
+
+    def block_of(value: Any) -> Any:
+        if isinstance(value, DTensor):
+            if not value.layout.is_replicated:
+                refuse(name)
+            arrays.append(value)
+            return value.to_local()
+        return _mapped(block_of, value)
+
+    def placed(value: Any) -> Any:
+        for array in arrays:
+            if value is array.to_local():
+                return array
+        if isinstance(value, np.generic) or type(value) is type(arrays[0].to_local()):
+            layout = ArrayLayout.of_cuts(value.shape, mesh.shape, (None,) * value.ndim, {})
+            return wrap(value, layout, mesh)
+        return _mapped(placed, value)
+
+    if function in _WRITE_FILES:
+        refuse(name)
+    blocks, named = block_of(tuple(args)), block_of(kwargs)
+    if not arrays:  # but for `like=`, which is not among the arguments
+        refuse(name)
+    mesh = mesh_of(name, arrays)
+    return placed(function(*blocks, **named))
+
+
+def _mapped(convert: Callable[[Any], Any], value: Any) -> Any:
+    """Return a tuple, a list or a dict after its elements are converted, and anything else as it is."""
+    if isinstance(value, dict):
+        return {key: convert(each) for key, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        made = map(convert, value)
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+    return value
