@@ -47,8 +47,12 @@ def other_op(lib: Library, witness: Witness) -> None:
 
 
 def other_root(lib: Library, witness: Witness) -> None:
-    """Each sends from itself."""
-    _differ(lib, witness, lambda lib: lib.broadcast(ones(4), 0), lambda lib: lib.broadcast(ones(4), 1))
+    """Each sends from itself, which need not wait for the other; in a barrier they do."""
+
+    def broadcast_from(root: int) -> Call:
+        return lambda lib: (lib.broadcast(ones(4), root), lib.barrier())
+
+    _differ(lib, witness, broadcast_from(0), broadcast_from(1))
 
 
 def other_collective(lib: Library, witness: Witness) -> None:
@@ -85,7 +89,7 @@ CALLS = (
     Fault("all_reduce of shape (2, 3) and of (3, 2)", other_shape, has_answer=True),
     Fault("all_reduce of float32 and of int32", other_dtype),
     Fault("all_reduce with SUM and with MAX", other_op),
-    Fault("broadcast from 0 and from 1", other_root),
+    Fault("broadcast from 0 and from 1; then a barrier", other_root),
     Fault("barrier and all_reduce", other_collective),
     Fault("a message of 5 elements into an array of 4; then a barrier", long_message),
     Fault("a message of 3 elements into an array of 4; then a barrier", short_message),

@@ -172,6 +172,10 @@ class Backend:
         """
         return []
 
+    def disagreement(self) -> str:
+        """Return which calls of the ranks disagree, in words, as far as no call has raised that so far; else ""."""
+        return ""
+
     def fast_send(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
         """Return a fast path for messages of a kind to a rank that messages were sent to before; None if there is none.
 

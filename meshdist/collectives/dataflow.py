@@ -24,7 +24,7 @@ Blocks: TypeAlias = "Sequence[Array | None]"
 
 
 class Slots(Protocol):
-    """Shared memory with two slots per rank, used in turn: `use` is 0 or 1."""
+    """Shared memory with slots of each rank, used in turn: `use` is the number of one."""
 
     def slot(self, use: int, rank: int, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int = 0) -> Array:
         """Return an array in a rank's slot, `offset` bytes from its start."""
@@ -33,7 +33,7 @@ class Slots(Protocol):
         """Return the arrays at the same place in the slots of all ranks, stacked in one array."""
 
 
-# Given the slots and which of the two: an array in a slot, a list of such, or None for nothing.
+# Given the slots and which of them: an array in a slot, a list of such, or None for nothing.
 Places: TypeAlias = "Callable[[Slots, int], Any]"
 
 

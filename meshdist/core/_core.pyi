@@ -62,9 +62,7 @@ class Barrier:
     step: int
     phase: int
     fewest_spins: int
-    def attach(
-        self, words: memoryview, mine: int, even: Sequence[int], odd: Sequence[int], bells: Sequence[int]
-    ) -> None: ...
+    def attach(self, words: memoryview, mine: int, posts: Sequence[int], bells: Sequence[int], calls: int) -> None: ...
     def put(self, place: Any, data: Any) -> None: ...
 
 class Step:
@@ -74,6 +72,7 @@ class Step:
         barrier: Any,
         fingerprint: int,
         wait: Callable[[int], None],
+        early: tuple[int, int, bytes],  # for whom the rank waits, how far the slots of two phases are apart, the text
         keeps: Any,
         num_sent: int,
         num_received: int,

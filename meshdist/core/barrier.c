@@ -6,8 +6,26 @@
 PyTypeObject *barrier_type;
 
 static const uint64_t STEP = 0xFFFFFFFF;
-/* How many words behind its signal a rank writes for which call it is; as in `shared_region`. */
-enum { FINGERPRINT = 2 };
+/* The words of a signal, and which of them says for which call it is; those of a recorded call. As in `shared_region`. */
+enum { SIGNAL_WORDS = 2, FINGERPRINT = 1 };
+enum { CALL_LENGTH = 1, CALL_TEXT = 2, CALL_WORDS = CALL_TEXT + CALL_TEXT_BYTES / sizeof(Word) };
+
+/* Where in a rank's signals that of a step is: those of steps in a row are in different cache lines. */
+enum { LINE = 64 / sizeof(Word), NUM_LINES = NUM_PHASES * SIGNAL_WORDS / LINE };
+static Py_ssize_t place_of(uint64_t step)
+{
+    return step % NUM_LINES * LINE + step / NUM_LINES % (LINE / SIGNAL_WORDS) * SIGNAL_WORDS;
+}
+
+/* Take a cache line from the other processors before it is written. */
+static inline void prefetch_to_write(const Word *word)
+{
+#if defined(__x86_64__)
+    __asm__ volatile("prefetchw %0" ::"m"(*word));
+#else
+    __builtin_prefetch((const void *)word, 1);
+#endif
+}
 
 static Py_ssize_t *read_indices(PyObject *sequence, int *count)
 {
@@ -32,47 +50,48 @@ static Py_ssize_t *read_indices(PyObject *sequence, int *count)
 
 static PyObject *barrier_attach(Barrier *self, PyObject *args)
 {
-    PyObject *words, *even, *odd, *bells;
-    int num_odd;
-    Py_ssize_t *odd_posts;
+    PyObject *words, *posts, *bells;
     if (self->words != NULL) {
         PyErr_SetString(PyExc_RuntimeError, "Barrier: attached already");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "OnOOO", &words, &self->mine, &even, &odd, &bells))
+    if (!PyArg_ParseTuple(args, "OnOOn", &words, &self->mine, &posts, &bells, &self->calls))
         return NULL;
-    if ((self->posts = read_indices(even, &self->num_peers)) == NULL || (odd_posts = read_indices(odd, &num_odd)) == NULL)
-        return NULL;
-    if (num_odd != self->num_peers) {
-        PyMem_Free(odd_posts);
-        PyErr_SetString(PyExc_ValueError, "Barrier: as many posts in even steps as in odd ones");
-        return NULL;
-    }
-    Py_ssize_t *both = PyMem_Resize(self->posts, Py_ssize_t, 2 * num_odd + 1);
-    if (both == NULL) {
-        PyMem_Free(odd_posts);
-        return PyErr_NoMemory();
-    }
-    self->posts = both;
-    memcpy(both + num_odd, odd_posts, num_odd * sizeof *both);
-    PyMem_Free(odd_posts);
-    if ((self->bells = read_indices(bells, &self->num_bells)) == NULL)
+    if ((self->posts = read_indices(posts, &self->num_peers)) == NULL
+        || (self->bells = read_indices(bells, &self->num_bells)) == NULL)
         return NULL;
     if (PyObject_GetBuffer(words, &self->view, PyBUF_CONTIG) < 0)
         return NULL;
     self->words = self->view.buf;
     self->spins = SPINS, self->fewest_spins = FEWEST_SPINS;
+    self->awaited = ALL;
     Py_RETURN_NONE;
 }
 
-int barrier_signal(Barrier *self, uint64_t fingerprint, uint64_t *word)
+int barrier_record(Barrier *self, PyObject *text)
+{
+    uint64_t step = self->step + 1;
+    int phase = step % NUM_PHASES;
+    Word *call = &self->words[self->calls + phase * CALL_WORDS];
+    if (self->recorded[phase] != text) {
+        Py_XSETREF(self->recorded[phase], Py_NewRef(text));
+        store(call + CALL_LENGTH, PyBytes_GET_SIZE(text));
+        memcpy((char *)(call + CALL_TEXT), PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text));
+    }
+    store(call, step);
+    return phase;
+}
+
+int barrier_signal(Barrier *self, uint64_t fingerprint, Py_ssize_t awaited, uint64_t *word)
 {
     uint64_t step = ++self->step;
-    Word *mine = &self->words[self->mine + (step & 1)];
+    Word *mine = &self->words[self->mine + place_of(step)];
     self->word = *word = (fingerprint & ~STEP) | (step & STEP);
+    self->awaited = awaited;
     if (load(mine + FINGERPRINT) != fingerprint) /* a peer may be polling this cache line */
         store(mine + FINGERPRINT, fingerprint);
     store(mine, *word);
+    prefetch_to_write(&self->words[self->mine + place_of(step + 1)]); /* while this rank waits */
     for (int i = 0; i < self->num_bells; i++) {
         if (load(&self->words[self->bells[i]])) {
             PyObject *rang = PyObject_CallMethod((PyObject *)self, "_ring", NULL);
@@ -83,13 +102,26 @@ int barrier_signal(Barrier *self, uint64_t fingerprint, uint64_t *word)
     return 0;
 }
 
-/* Whether the peers, which have all signalled `word`, did so for this rank's call. */
-static bool is_same_call(const Barrier *self, uint64_t word)
+/* Peers, by where they signal. */
+typedef struct {
+    const Py_ssize_t *begin, *end;
+} Posts;
+
+/* What this rank has signalled in a step; in the current one, also if it has taken that back. */
+static uint64_t word_of(const Barrier *self, uint64_t step)
 {
-    const Py_ssize_t *post = self->posts + (word & 1) * self->num_peers, *end = post + self->num_peers;
-    uint64_t fingerprint = load(&self->words[self->mine + (word & 1) + FINGERPRINT]);
-    for (; post < end; post++) {
-        if (load(&self->words[*post + FINGERPRINT]) != fingerprint)
+    return step == self->step ? self->word : load(&self->words[self->mine + place_of(step)]);
+}
+
+static Posts all_posts(const Barrier *self) { return (Posts){self->posts, self->posts + self->num_peers}; }
+
+/* Whether peers that have signalled this rank's word of a step did so for its call. */
+static bool is_same_call(const Barrier *self, uint64_t step, Posts posts)
+{
+    const Word *words = self->words + place_of(step) + FINGERPRINT;
+    uint64_t fingerprint = load(words + self->mine);
+    for (const Py_ssize_t *post = posts.begin; post < posts.end; post++) {
+        if (load(words + *post) != fingerprint)
             return false;
     }
     return true;
@@ -105,12 +137,15 @@ static int await_rest(uint64_t word, PyObject *wait)
     return waited == NULL ? -1 : 0;
 }
 
-bool barrier_poll(Barrier *self, uint64_t word)
+/* Wait until peers have signalled this rank's call in a step; up to YIELD_NS. */
+static bool poll_step(Barrier *self, uint64_t step, Posts posts)
 {
-    const Py_ssize_t *post = self->posts + (word & 1) * self->num_peers, *end = post + self->num_peers;
+    const Word *words = self->words + place_of(step);
+    uint64_t word = word_of(self, step);
+    const Py_ssize_t *post = posts.begin;
     int spins = self->spins;
-    for (; post < end; post++) {
-        while (load(&self->words[*post]) != word) {
+    for (; post < posts.end; post++) {
+        while (load(words + *post) != word) {
             if (--spins < 0)
                 goto yield;
             pause_briefly();
@@ -118,38 +153,93 @@ bool barrier_poll(Barrier *self, uint64_t word)
     }
     if (spins < self->spins)
         spun(&self->spins, false, self->fewest_spins);
-    return is_same_call(self, word);
+    return is_same_call(self, step, posts);
 
 yield:
     spun(&self->spins, true, self->fewest_spins);
     bool arrived = true;
     Py_BEGIN_ALLOW_THREADS
     int64_t until = now_ns() + YIELD_NS;
-    for (; arrived && post < end; post++) {
-        while (load(&self->words[*post]) != word && (arrived = now_ns() < until))
+    for (; arrived && post < posts.end; post++) {
+        while (load(words + *post) != word && (arrived = now_ns() < until))
             sched_yield();
     }
     Py_END_ALLOW_THREADS
-    return arrived && is_same_call(self, word);
+    return arrived && is_same_call(self, step, posts);
+}
+
+/* Whether peers have signalled a word for this rank's call. */
+static bool have_signalled(const Barrier *self, uint64_t word, Posts posts)
+{
+    const Word *words = self->words + place_of(word & STEP);
+    for (const Py_ssize_t *post = posts.begin; post < posts.end; post++) {
+        if (load(words + *post) != word)
+            return false;
+    }
+    return is_same_call(self, word & STEP, posts);
+}
+
+static bool look_at_step(Barrier *self, uint64_t step, Posts posts)
+{
+    return have_signalled(self, word_of(self, step), posts);
+}
+
+/* Whether those have come whom the current step needs, as `look` sees it. */
+static inline bool have_come(Barrier *self, bool (*look)(Barrier *, uint64_t, Posts))
+{
+    uint64_t step = self->step;
+    Py_ssize_t giver = self->awaited;
+    if (giver >= 0 && !look(self, step, (Posts){&giver, &giver + 1}))
+        return false;
+    uint64_t before = giver == ALL || giver == GIVERS ? 0 : AHEAD;
+    for (uint64_t next; (next = self->compared + 1) + before <= step; self->compared = next) {
+        if (!look(self, next, all_posts(self)))
+            return false;
+    }
+    return true;
+}
+
+bool barrier_poll(Barrier *self)
+{
+    if (self->awaited != ALL || self->compared + 1 != self->step)
+        return have_come(self, poll_step);
+    if (!poll_step(self, self->step, all_posts(self))) /* most calls need nothing else */
+        return false;
+    self->compared = self->step;
+    return true;
 }
 
 int barrier_await(Barrier *self, uint64_t word, PyObject *wait)
 {
-    return barrier_poll(self, word) ? 0 : await_rest(word, wait);
+    return barrier_poll(self) ? 0 : await_rest(word, wait);
 }
 
-static PyObject *barrier_signal_method(Barrier *self, PyObject *fingerprint)
+static PyObject *barrier_signal_method(Barrier *self, PyObject *const *args, Py_ssize_t num_args)
 {
-    uint64_t word, bits = PyLong_AsUnsignedLongLong(fingerprint);
-    if (bits == (uint64_t)-1 && PyErr_Occurred())
+    if (num_args < 1 || num_args > 2) {
+        PyErr_SetString(PyExc_TypeError, "signal(fingerprint, awaited=ALL)");
         return NULL;
-    return barrier_signal(self, bits, &word) < 0 ? NULL : PyLong_FromUnsignedLongLong(word);
+    }
+    uint64_t word, fingerprint = PyLong_AsUnsignedLongLong(args[0]);
+    Py_ssize_t awaited = num_args == 2 ? PyLong_AsSsize_t(args[1]) : ALL;
+    if (PyErr_Occurred())
+        return NULL;
+    return barrier_signal(self, fingerprint, awaited, &word) < 0 ? NULL : PyLong_FromUnsignedLongLong(word);
 }
 
-static PyObject *barrier_await_all(Barrier *self, PyObject *const *args, Py_ssize_t num_args)
+static PyObject *barrier_record_call(Barrier *self, PyObject *text)
+{
+    if (!PyBytes_CheckExact(text) || PyBytes_GET_SIZE(text) > CALL_TEXT_BYTES) {
+        PyErr_SetString(PyExc_ValueError, "record_call(text): bytes, at most as many as there is room for");
+        return NULL;
+    }
+    return PyLong_FromLong(barrier_record(self, text));
+}
+
+static PyObject *barrier_await_others(Barrier *self, PyObject *const *args, Py_ssize_t num_args)
 {
     if (num_args != 2) {
-        PyErr_SetString(PyExc_TypeError, "await_all(word, plan)");
+        PyErr_SetString(PyExc_TypeError, "await_others(word, plan)");
         return NULL;
     }
     uint64_t word = PyLong_AsUnsignedLongLong(args[0]);
@@ -170,12 +260,8 @@ static PyObject *barrier_arrived(Barrier *self, PyObject *number)
     uint64_t word = PyLong_AsUnsignedLongLong(number);
     if (word == (uint64_t)-1 && PyErr_Occurred())
         return NULL;
-    const Py_ssize_t *post = self->posts + (word & 1) * self->num_peers;
-    for (int i = 0; i < self->num_peers; i++) {
-        if (load(&self->words[post[i]]) != word)
-            Py_RETURN_FALSE;
-    }
-    return PyBool_FromLong(is_same_call(self, word));
+    return PyBool_FromLong(word == self->word ? have_come(self, look_at_step)
+                                              : have_signalled(self, word, all_posts(self)));
 }
 
 /* The bytes of a contiguous array; -1 with an error set. */
@@ -212,6 +298,8 @@ static PyObject *barrier_put(Barrier *self, PyObject *const *args, Py_ssize_t nu
 static void barrier_dealloc(Barrier *self)
 {
     PyTypeObject *type = Py_TYPE(self);
+    for (int phase = 0; phase < NUM_PHASES; phase++)
+        Py_CLEAR(self->recorded[phase]);
     PyMem_Free(self->posts);
     PyMem_Free(self->bells);
     if (self->words != NULL)
@@ -222,11 +310,17 @@ static void barrier_dealloc(Barrier *self)
 
 static PyMethodDef methods[] = {
     {"attach", (PyCFunction)barrier_attach, METH_VARARGS,
-     "attach(words, mine, even, odd, bells): set the words, and the indices of this rank's, the peers' and the bells"},
-    {"signal", (PyCFunction)barrier_signal_method, METH_O, "Enter the next step; return its word."},
-    {"await_all", (PyCFunction)(void (*)(void))barrier_await_all, METH_FASTCALL, "Wait until all have signalled."},
+     "attach(words, mine, posts, bells, calls): set the words, and the indices of this rank's, the peers', the bells, and "
+     "of where this rank records its calls."},
+    {"record_call", (PyCFunction)barrier_record_call, METH_O,
+     "Record the call that this rank makes in the next step, from which it may return early; return the phase."},
+    {"signal", (PyCFunction)(void (*)(void))barrier_signal_method, METH_FASTCALL,
+     "signal(fingerprint, awaited=ALL): enter the next step; return its word."},
+    {"await_others", (PyCFunction)(void (*)(void))barrier_await_others, METH_FASTCALL,
+     "await_others(word, plan): wait for those whom the current step needs."},
     {"put", (PyCFunction)(void (*)(void))barrier_put, METH_FASTCALL, "put(place, data): copy an array into a slot."},
-    {"arrived", (PyCFunction)barrier_arrived, METH_O, "Return whether all have signalled a word."},
+    {"arrived", (PyCFunction)barrier_arrived, METH_O,
+     "Return whether those have come whom the step of a word needs: in an earlier step than the current one, all."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -235,6 +329,8 @@ static PyMemberDef members[] = {
     {"phase", T_INT, offsetof(Barrier, phase), 0, NULL},
     {"fewest_spins", T_INT, offsetof(Barrier, fewest_spins), 0, "How often to poll at least before yielding."},
     {"_word", T_ULONGLONG, offsetof(Barrier, word), 0, NULL},
+    {"_compared", T_ULONGLONG, offsetof(Barrier, compared), 0, NULL},
+    {"_awaited", T_PYSSIZET, offsetof(Barrier, awaited), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -85,24 +85,35 @@ void copy_out(Pace *pace, char *to, const char *from, Py_ssize_t size);
 enum { LONG = 32 << 10 };
 
 /* ---- barrier.c: the steps of a group; see `flag_barrier` */
+/* The phases of the steps, and how many steps a rank may be ahead of another; as in `shared_region` and `flag_barrier`. */
+enum { NUM_PHASES = 32, AHEAD = NUM_PHASES / 2 - 1 };
+/* The most bytes of a call that is recorded. */
+enum { CALL_TEXT_BYTES = 240 };
+/* For whom a rank waits in a step, or the index of the only rank's signals; as in `flag_barrier`. */
+enum { ALL = -1, GIVERS = -2, NONE = -3 };
+
 typedef struct {
     PyObject_HEAD
     Py_buffer view; /* of the words: it keeps them mapped */
     Word *words;
-    unsigned long long step, word;
+    unsigned long long step, word, compared; /* the last step of which the calls have been compared */
+    Py_ssize_t awaited;
     int phase, num_peers, num_bells, spins, fewest_spins;
-    Py_ssize_t mine;
-    Py_ssize_t *posts; /* where the peers signal: in even steps, then in odd ones */
+    Py_ssize_t mine, calls; /* where this rank signals, and records its calls */
+    Py_ssize_t *posts;      /* where the peers signal */
     Py_ssize_t *bells;
-    Pace pace; /* of what is put into the slots */
+    PyObject *recorded[NUM_PHASES]; /* the texts of those calls */
+    Pace pace;                      /* of what is put into the slots */
 } Barrier;
 
 extern PyTypeObject *barrier_type;
+/* Record the call that this rank makes in the next step, from which it may return early; return the phase. */
+int barrier_record(Barrier *barrier, PyObject *text);
 /* Enter the next step. Returns -1 with an error set, which ringing a sleeping peer may raise. */
-int barrier_signal(Barrier *barrier, uint64_t fingerprint, uint64_t *word);
-/* Return whether all have signalled `word`, for the same call; wait for them up to YIELD_NS. */
-bool barrier_poll(Barrier *barrier, uint64_t word);
-/* Wait until all have signalled `word`; after YIELD_NS call `wait(word)`. Returns -1 with an error set. */
+int barrier_signal(Barrier *barrier, uint64_t fingerprint, Py_ssize_t awaited, uint64_t *word);
+/* Return whether those have signalled whom the current step needs, for the same call; wait for them up to YIELD_NS. */
+bool barrier_poll(Barrier *barrier);
+/* The same, but after YIELD_NS call `wait(word)`. Returns -1 with an error set. */
 int barrier_await(Barrier *barrier, uint64_t word, PyObject *wait);
 
 /* ---- kernels.c: reductions, in rank order */
@@ -126,6 +137,10 @@ typedef struct {
     PyObject *wait;  /* goes on with a wait that takes longer */
     PyObject *keeps; /* what the addresses point into */
     int num_sent, num_received;
+    /* For whom this rank waits. If not for all, the places below are those of the first phase, and lie so many bytes
+       further in every next one; and the text of the call is recorded. */
+    Py_ssize_t awaited, phase_bytes;
+    PyObject *text;
     struct Parts {
         int count;
         struct Part {
@@ -141,7 +156,7 @@ typedef struct {
     } *kept;
     Reduction reduction; /* none if `combine` is NULL */
     int num_rows;
-    char **rows[2];
+    char **rows[2]; /* if ranks return early, those of the first phase, and of the current one */
     char **part_rows; /* of one part, if the parts of a list are reduced one by one */
     int own_row[2];   /* which of two rows is this rank's, and in the array as well as in the slot; -1 for none */
     Py_ssize_t count, itemsize;

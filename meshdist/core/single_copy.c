@@ -170,7 +170,7 @@ static int copy_blocks(const SingleCopy *self, char *const *sent, char *const *r
 static int step(SingleCopy *self)
 {
     uint64_t word;
-    return barrier_signal(self->barrier, self->fingerprint, &word) < 0 ? -1
+    return barrier_signal(self->barrier, self->fingerprint, ALL, &word) < 0 ? -1
                                                                        : barrier_await(self->barrier, word, self->wait);
 }
 

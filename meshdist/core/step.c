@@ -1,4 +1,4 @@
-/* Step: a call of few bytes, carried out in one step: put, signal, wait for all, take. The reference is `OneStep`. */
+/* Step: a call of few bytes, carried out in one step: put, signal, wait, take. The reference is `OneStep`. */
 #include "core.h"
 
 #include <structmember.h>
@@ -8,14 +8,20 @@ PyTypeObject *step_type;
 /* Shorter parts of a list are reduced all at once, and then copied. */
 enum { SHORTEST_PART = 2 << 10 };
 
+/* The lists of parts, one for each phase; or one for all, of which the places are so many bytes further. */
+static int num_lists(const Step *self) { return self->awaited == ALL ? 2 : 1; }
+static int list_of(const Step *self, int phase) { return self->awaited == ALL ? phase : 0; }
+static Py_ssize_t shift_of(const Step *self, int phase) { return self->awaited == ALL ? 0 : phase * self->phase_bytes; }
+
 int step_begin(Step *self, char *const *sent, char *const *received, uint64_t *word, int *phase)
 {
-    *phase = self->barrier->phase ^= 1;
-    const struct Part *part = self->puts[*phase].parts, *end = part + self->puts[*phase].count;
-    for (; part < end; part++)
-        copy_out(&self->barrier->pace, part->place,
+    *phase = self->awaited == ALL ? self->barrier->phase ^= 1 : barrier_record(self->barrier, self->text);
+    const struct Parts *puts = &self->puts[list_of(self, *phase)];
+    Py_ssize_t shift = shift_of(self, *phase);
+    for (const struct Part *part = puts->parts; part < puts->parts + puts->count; part++)
+        copy_out(&self->barrier->pace, part->place + shift,
                  (part->which < 0 ? self->sizes : sent[part->which]) + part->offset, part->num_bytes);
-    int status = barrier_signal(self->barrier, self->fingerprint, word);
+    int status = barrier_signal(self->barrier, self->fingerprint, self->awaited, word);
     for (const struct Kept *kept = self->kept; kept < self->kept + self->num_kept; kept++)
         memmove(received[kept->to] + kept->place, sent[kept->from] + kept->begin, kept->num_bytes);
     return status;
@@ -47,6 +53,15 @@ static void reduce_parts(Step *self, int phase, char *const *received)
     }
 }
 
+static char *const *rows_of(Step *self, int phase)
+{
+    if (self->awaited == ALL)
+        return self->rows[phase];
+    for (int row = 0; row < self->num_rows; row++)
+        self->rows[1][row] = self->rows[0][row] + shift_of(self, phase);
+    return self->rows[1];
+}
+
 void step_finish(Step *self, int phase, char *const *received)
 {
     if (self->part_rows != NULL) {
@@ -55,13 +70,14 @@ void step_finish(Step *self, int phase, char *const *received)
     }
     if (self->reduction.combine != NULL) {
         char *total = self->total != NULL ? self->total : received[0];
-        self->reduction.combine(total, self->rows[phase], self->num_rows, self->count);
+        self->reduction.combine(total, rows_of(self, phase), self->num_rows, self->count);
         if (self->reduction.averages)
             divide(total, self->itemsize, self->count, self->num_rows);
     }
-    const struct Part *part = self->takes[phase].parts, *end = part + self->takes[phase].count;
-    for (; part < end; part++)
-        memcpy(received[part->which] + part->offset, part->place, part->num_bytes);
+    const struct Parts *takes = &self->takes[list_of(self, phase)];
+    Py_ssize_t shift = shift_of(self, phase);
+    for (const struct Part *part = takes->parts; part < takes->parts + takes->count; part++)
+        memcpy(received[part->which] + part->offset, part->place + shift, part->num_bytes);
 }
 
 int step_run(Step *self, char *const *sent, char *const *received)
@@ -118,7 +134,7 @@ static PyObject *step_finish_method(Step *self, PyObject *const *args, Py_ssize_
 {
     char *received[MOST_ARRAYS];
     long phase = num_args == 2 ? PyLong_AsLong(args[1]) : -1;
-    if (phase < 0 || phase > 1 || read_arrays(args[0], CARRAY, received) < self->num_received) {
+    if (phase < 0 || phase >= (self->awaited == ALL ? 2 : NUM_PHASES) || read_arrays(args[0], CARRAY, received) < self->num_received) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_ValueError, "finish(recv, phase): arrays that are not those of the call");
         return NULL;
@@ -148,10 +164,10 @@ static int read_kept(PyObject *list, Step *self)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Parts for both phases: lists of (array, offset, bytes, address). */
-static int read_parts(PyObject *phases, struct Parts *parts)
+/* Parts for the phases: lists of (array, offset, bytes, address). */
+static int read_parts(const Step *self, PyObject *phases, struct Parts *parts)
 {
-    for (int phase = 0; phase < 2; phase++) {
+    for (int phase = 0; phase < num_lists(self); phase++) {
         PyObject *list = PySequence_GetItem(phases, phase);
         Py_ssize_t count = list == NULL ? -1 : PySequence_Size(list);
         if (count >= 0 && (parts[phase].parts = PyMem_New(struct Part, count ? count : 1)) == NULL)
@@ -182,6 +198,8 @@ static int read_rows(Step *self, PyObject *rows)
             PyErr_NoMemory();
             return -1;
         }
+        if (phase >= num_lists(self))
+            break;
         PyObject *addresses = PySequence_GetItem(rows, phase);
         for (int row = 0; addresses != NULL && row < self->num_rows; row++) {
             PyObject *address = PySequence_GetItem(addresses, row);
@@ -197,17 +215,21 @@ static int read_rows(Step *self, PyObject *rows)
 
 static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    PyObject *barrier, *wait, *keeps, *puts, *takes, *kept, *rows = Py_None, *agreed = NULL;
+    PyObject *barrier, *wait, *text, *keeps, *puts, *takes, *kept, *rows = Py_None, *agreed = NULL;
     unsigned long long total = 0, sizes = 0, even_table = 0, odd_table = 0;
     unsigned long long fingerprint;
     int num_sent, num_received, kind = 0, num_rows = 0;
     const char *op = "";
-    Py_ssize_t itemsize = 0, count = 0;
-    if (!PyArg_ParseTuple(args, "O!KOOiiOOO|sCniOnKSK(KK)", barrier_type, &barrier, &fingerprint, &wait, &keeps, &num_sent,
-                          &num_received, &puts, &takes, &kept, &op, &kind, &itemsize, &num_rows, &rows, &count,
-                          &total, &agreed, &sizes, &even_table, &odd_table))
+    Py_ssize_t awaited, phase_bytes, itemsize = 0, count = 0;
+    if (!PyArg_ParseTuple(args, "O!KO(nnS)OiiOOO|sCniOnKSK(KK)", barrier_type, &barrier, &fingerprint, &wait, &awaited,
+                          &phase_bytes, &text, &keeps, &num_sent, &num_received, &puts, &takes, &kept, &op, &kind,
+                          &itemsize, &num_rows, &rows, &count, &total, &agreed, &sizes, &even_table, &odd_table))
         return NULL;
     Reduction reduction = {NULL, 1, false};
+    if (PyBytes_GET_SIZE(text) > CALL_TEXT_BYTES) {
+        PyErr_SetString(PyExc_ValueError, "Step: the text is too long");
+        return NULL;
+    }
     if (num_sent > MOST_ARRAYS || num_received > MOST_ARRAYS
         || (op[0] && !find_reduction(op, (char)kind, itemsize, &reduction)))
         Py_RETURN_NONE; /* it is NumPy's */
@@ -218,6 +240,8 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     self->barrier = (Barrier *)Py_NewRef(barrier);
     self->fingerprint = fingerprint;
     self->wait = Py_NewRef(wait);
+    self->awaited = awaited, self->phase_bytes = phase_bytes;
+    self->text = Py_NewRef(text);
     self->keeps = Py_NewRef(keeps);
     self->num_sent = num_sent, self->num_received = num_received;
     self->reduction = reduction;
@@ -230,7 +254,7 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords
         self->sizes = (char *)(uintptr_t)sizes;
         self->tables[0] = (char *)(uintptr_t)even_table, self->tables[1] = (char *)(uintptr_t)odd_table;
     }
-    if (read_parts(puts, self->puts) < 0 || read_parts(takes, self->takes) < 0 || read_kept(kept, self) < 0
+    if (read_parts(self, puts, self->puts) < 0 || read_parts(self, takes, self->takes) < 0 || read_kept(kept, self) < 0
         || (op[0] && read_rows(self, rows) < 0)) {
         Py_DECREF(self);
         return NULL;
@@ -258,6 +282,7 @@ static int step_clear(Step *self)
 {
     Py_CLEAR(self->barrier);
     Py_CLEAR(self->wait);
+    Py_CLEAR(self->text);
     Py_CLEAR(self->keeps);
     Py_CLEAR(self->agreed);
     return 0;
@@ -293,7 +318,7 @@ static PyMemberDef members[] = {
 static PyType_Slot slots[] = {
     {Py_tp_new, step_new}, {Py_tp_dealloc, step_dealloc}, {Py_tp_traverse, step_traverse}, {Py_tp_clear, step_clear},
     {Py_tp_call, PyVectorcall_Call}, {Py_tp_methods, methods}, {Py_tp_members, members},
-    {Py_tp_doc, "Step(barrier, fingerprint, wait, keeps, num_sent, num_received, puts, takes, kept, op, kind, "
+    {Py_tp_doc, "Step(barrier, fingerprint, wait, (awaited, phase_bytes, text), keeps, num_sent, num_received, puts, takes, kept, op, kind, "
                 "itemsize, num_rows, rows, count, total, agreed, sizes, tables): a call of few bytes; None if its reduction is left to NumPy. "
                 "It returns True, False if it did nothing, and None if it took nothing, since the ranks' sizes are others."},
     {0, NULL},

@@ -237,7 +237,7 @@ static int advance(Handle *self, PyObject *deque)
         Py_XDECREF(type);
         Py_XDECREF(trace);
         status = 0;
-    } else if (barrier_poll(step->barrier, self->word)) {
+    } else if (barrier_poll(step->barrier)) {
         step_finish(step, self->phase, &received);
         status = drop_first(deque) < 0 ? -1 : 1;
         mark_done(self);

@@ -76,6 +76,10 @@ class GroupBackends:
         were = "was" if num == 1 else "were"
         return f"{counted(num, 'message')} that had arrived {were} never received: {named}"
 
+    def disagreement(self) -> str:
+        """Return which calls of the ranks disagree, in words, as far as no call has raised that so far; else ""."""
+        return next(filter(None, (backend.disagreement() for backend in list(self._made.values()))), "")
+
     def begin_close(self) -> None:
         for backend in list(self._made.values()):
             backend.begin_close()

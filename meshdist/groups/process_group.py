@@ -254,9 +254,10 @@ class ProcessGroup(CollectiveMethods, Membership):
         self._closed = self._closed or what
 
     def _lost(self) -> list[str]:
-        """Return what nobody has asked for, in words: messages that have arrived, async calls, or the error of one."""
+        """Return in words what no call has told: calls that disagree, messages that have arrived, works or errors."""
         if not self.is_broken:
-            found = [self._backends.left_over(self.ranks), never_waited_for(self.calls, self._world.progress)]
+            unasked = never_waited_for(self.calls, self._world.progress)
+            found = [self._backends.disagreement(), self._backends.left_over(self.ranks), unasked]
         else:
             found = ["" if self._broken is None else self._handover.lost(self._broken)]
         return list(filter(None, found))

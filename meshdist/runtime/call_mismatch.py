@@ -85,6 +85,11 @@ class CallCheck:
         """Return the call that this rank makes now, with its line, and at debug level DETAIL those of its callers."""
         return f"{signature.text} at {call_lines()}"
 
+    @staticmethod
+    def words_of_earlier(call: str) -> str:
+        """Return an earlier call of this rank, from which it has returned, with the line of its call now."""
+        return f"{call} before its call at {call_lines()}"
+
     def error(self, calls: Mapping[int, str]) -> DistBackendError:
         """Return the error that lists the ranks of each call; `calls` has the `words` of each rank."""
         ranks_of: dict[str, list[int]] = {}
@@ -103,22 +108,23 @@ class CallCheck:
 
     def explain(
         self,
-        signature: Signature,
+        mine: str,
         num_others: int,
         publish: Callable[[str], None],
         read: Callable[[], Mapping[int, str]],
+        recorded: Callable[[], Mapping[int, str]] = dict,
         pause_s: float = 0.001,
     ) -> DistBackendError:
         """Return the error once all ranks have published their calls, or have had the time to.
 
-        `publish` publishes this rank's call; `read` returns those of the `num_others` other ranks so far, by rank.
+        `publish` publishes the words `mine` of this rank's call; `read` returns those of the `num_others` other ranks
+        so far, by rank, and `recorded` what is known of the calls of ranks that have not published them.
         """
-        mine = self.words(signature)
         publish(mine)
         deadline, pause = Deadline(_EXPLAIN_S), threading.Event()
         while len(calls := read()) < num_others and not deadline.expired():
             pause.wait(deadline.slice_s(pause_s))
-        return self.error({**calls, self._rank: mine})
+        return self.error({**recorded(), **calls, self._rank: mine})
 
 
 def compare_splits(given: Array, expected: Array, unit: str, ranks: Sequence[int]) -> None:

@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshdist import ReduceOp, core
+from meshdist.backends.gloo.shm.flag_barrier import ALL
+from meshdist.backends.gloo.shm.shared_region import NUM_PHASES, SIGNAL_WORDS, WORD
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -32,14 +34,14 @@ class Alone:
 
     def __init__(self):
         self.barrier = core.Barrier()
-        self.words = memoryview(bytearray(64)).cast("Q")
-        self.barrier.attach(self.words, 0, (), (), ())
+        self.words = memoryview(bytearray(SIGNAL_WORDS * NUM_PHASES * WORD)).cast("Q")
+        self.barrier.attach(self.words, 0, (), (), 0)
 
     def step(self, op, rows, count):
         dtype = rows[0].dtype
         addresses = [[row.ctypes.data for row in rows]] * 2
         return core.Step(
-            self.barrier, 1 << 32, None, rows, 0, 1, [(), ()], [(), ()], (),
+            self.barrier, 1 << 32, None, (ALL, 0, b""), rows, 0, 1, [(), ()], [(), ()], (),
             op, dtype.kind, dtype.itemsize, len(rows), addresses, count,
         )  # fmt: skip
 

@@ -197,8 +197,13 @@ def calls_that_differ():
         x = np.zeros(3 + (rank == 0 and number == 0))
         blocks = [np.zeros_like(x) for _ in range(size)]
         root = int(rank == 0 and number == 1)
+
+        def gather_and_meet(group=group, x=x, blocks=blocks if rank == root else None, root=root):
+            dist.gather(x, blocks, group=group, group_dst=root)
+            group.barrier()  # ranks that give may have returned before the others came
+
         with pytest.raises(dist.DistBackendError, match="the ranks disagree"):
-            dist.gather(x, blocks if rank == root else None, group=group, group_dst=root)
+            gather_and_meet()
 
 
 def test_sizes_that_differ_raise_on_all_ranks(world_of_several):

@@ -97,7 +97,8 @@ def test_disagreement_says_global_ranks_where_they_are_others():
 
 def test_ranks_that_disagree_are_heard_before_it_is_told():
     said, heard = [], iter([{}, {1: "b()"}, {1: "b()", 2: "b()"}])
-    error = CallCheck(0, range(3)).explain(Signature("a()"), 2, said.append, lambda: next(heard))
+    check = CallCheck(0, range(3))
+    error = check.explain(check.words(Signature("a()")), 2, said.append, lambda: next(heard))
     assert re.fullmatch(r"the ranks disagree\n  rank 0 calls (a\(\) at \S+)\n  ranks 1, 2 call b\(\)", str(error))
     assert said == [re.search(r"a\(\) at \S+", str(error))[0]]
 

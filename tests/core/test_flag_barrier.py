@@ -1,20 +1,30 @@
 """The steps of ranks that share memory, as each of them sees them."""
 
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, FlagBarrier, PeerSet, flag_barrier_class
+from meshdist.backends.gloo.shm.flag_barrier import (
+    AHEAD,
+    GIVERS,
+    NONE,
+    BarrierWait,
+    FlagBarrier,
+    PeerSet,
+    flag_barrier_class,
+)
 from meshdist.backends.gloo.shm.segment import create
-from meshdist.backends.gloo.shm.shared_region import STATE, SharedRegion
+from meshdist.backends.gloo.shm.shared_region import NUM_PHASES, STATE, SharedRegion
 from meshdist.errors import DistBackendError
 from meshdist.runtime.call import Signature
 from meshdist.runtime.departure import Departure
 from meshdist.runtime.waiting import is_ready
 
 ONE, OTHER = Signature("all_reduce(float32[1])"), Signature("all_reduce(float32[2])")
+LATER = Signature("barrier()")
 CALLS = ((0, ONE), (2, OTHER))
 MISMATCH = 3
 
@@ -68,3 +78,93 @@ def test_a_rank_that_has_not_come_is_named_with_what_it_did_instead(barriers):
     assert np.array_equal(wait.awaits(), [2])
     with pytest.raises(DistBackendError, match="rank 2 "):
         wait.check()
+
+
+def send_early(barrier, call=ONE):
+    """Give in a call from which the rank returns as soon as it need not wait for the others."""
+    barrier.record_call(call.text.encode())
+    return BarrierWait(barrier, barrier.signal(call.fingerprint, NONE), call)
+
+
+def take_from(giver, barrier, call=ONE):
+    barrier.record_call(call.text.encode())
+    return BarrierWait(barrier, barrier.signal(call.fingerprint, barrier.region.line(giver, 0)), call)
+
+
+def test_a_rank_that_gives_is_only_so_many_steps_ahead(barriers):
+    root, *others = barriers
+    for _ in range(AHEAD):
+        assert is_ready(send_early(root))
+    blocked = send_early(root)
+    for other in others:
+        assert not is_ready(blocked)
+        assert {"rank 1", "rank 2"} >= set(blocked.missing().split(", "))
+        assert is_ready(take_from(0, other))
+    assert is_ready(blocked)
+
+
+def test_signals_are_told_apart_however_far_the_ranks_are_ahead(barriers):
+    root = barriers[0]
+    random = np.random.default_rng(7)
+    steps, waiting = [0, 0, 0], [None, None, None]
+    for _ in range(3000):
+        rank = int(random.integers(3))
+        if waiting[rank] is None or is_ready(waiting[rank]):
+            waiting[rank] = send_early(root) if rank == 0 else take_from(0, barriers[rank])
+            steps[rank] += 1
+        # Those before the current one are complete.
+        done = [step if is_ready(wait) else step - 1 for step, wait in zip(steps, waiting, strict=True) if wait]
+        assert max(steps) - min(steps) <= AHEAD + 1
+        assert steps[0] >= max(done[1:], default=0)
+    assert min(steps) > 10 * NUM_PHASES
+
+
+def test_another_call_of_a_rank_that_went_on_is_found_in_the_next_call_of_all(barriers):
+    assert is_ready(send_early(barriers[0], ONE))
+    assert is_ready(send_early(barriers[1], OTHER))
+    assert is_ready(take_from(0, barriers[2], ONE))
+    waits = [BarrierWait(barrier, barrier.signal(LATER.fingerprint), LATER) for barrier in barriers]
+    assert not any(wait.ready() for wait in waits)
+    with ThreadPoolExecutor() as pool:
+        errors = list(pool.map(error_of, waits))
+    for error in errors:
+        assert "ranks 0, 2 call all_reduce(float32[1]) before its call at test_flag_barrier.py:" in error
+        assert "rank 1 calls all_reduce(float32[2]) before its call at test_flag_barrier.py:" in error
+
+
+def test_the_call_of_a_rank_that_went_on_is_told_though_it_calls_nothing_more(barriers):
+    assert is_ready(send_early(barriers[0], ONE))
+    wait = BarrierWait(barriers[1], barriers[1].signal(OTHER.fingerprint), OTHER)
+    assert not wait.ready()
+    error = error_of(wait)
+    assert re.search(r"rank 0 calls all_reduce\(float32\[1\]\)\n  rank 1 calls all_reduce\(float32\[2\]\) at ", error)
+
+
+def test_a_rank_may_leave_after_it_has_given(barriers):
+    assert is_ready(send_early(barriers[1]))
+    barriers[1].leave(Departure.of_status(0))
+    barriers[0].record_call(b"")
+    wait = BarrierWait(barriers[0], barriers[0].signal(ONE.fingerprint, GIVERS), ONE)
+    wait.check()
+    assert wait.missing() == "rank 2"
+    assert is_ready(send_early(barriers[2]))
+    assert is_ready(wait)
+    # Not after it has only begun to take.
+    early = take_from(2, barriers[0])
+    with pytest.raises(DistBackendError, match="rank 1 "):
+        early.check()
+
+
+def test_ranks_that_are_a_step_ahead_are_not_under_way_to_it(barriers):
+    begin = barriers[0].signal(ONE.fingerprint)
+    end = barriers[0].next_word(ONE.fingerprint, 1)
+    for other in barriers[1:]:
+        assert other.signal(ONE.fingerprint) == begin
+    assert barriers[0].arrived(begin)
+    assert barriers[0].underway(end) == [1, 2]
+    barriers[1].signal(ONE.fingerprint)
+    assert barriers[0].underway(end) == [2]
+    barriers[2].leave(Departure.of_status(1))
+    assert barriers[0].underway(end) == []
+    barriers[0].signal(ONE.fingerprint)
+    assert barriers[0].arrived(begin)

@@ -92,6 +92,9 @@ PAIRS = {
         ("all_to_all_single(float32[", "all_to_all_single(float32[split sizes"),
     ),
 }
+# Ranks may return from a call of few bytes from one rank before the others have come: the next call tells them.
+SHARES_MEMORY = ("gloo", "gloo-slots")
+RETURNS_EARLY = ("small and large", "root of broadcast", "collective of the same array")
 
 
 def disagree(name, odd_one, warm):
@@ -100,6 +103,8 @@ def disagree(name, odd_one, warm):
         group.barrier()
     most, one, _ = PAIRS[name]
     failure = attempt(lambda: (one if dist.get_rank() == odd_one else most)(group))
+    if failure.kind is None and name in RETURNS_EARLY:
+        failure = attempt(lambda: group.barrier())
     return failure, attempt(group.barrier)
 
 
@@ -119,7 +124,8 @@ def test_every_rank_names_both_calls(worlds, backend, size, name):
             assert one in failure.message, failure
             assert f"rank {odd_one} calls" in failure.message, failure
             sites = set(re.findall(r"test_disagreements.py:\d+", failure.message))
-            assert len(sites) == 2, failure
+            both_return = backend in SHARES_MEMORY and (name, size, odd_one) == ("root of broadcast", 2, 1)
+            assert len(sites) == (1 if both_return else 2), failure  # that of the next call of both
             assert after.kind is dist.DistBackendError, after
             assert "after an earlier failure" in after.message, after
             assert "\n" not in after.message, after  # what each rank calls was told

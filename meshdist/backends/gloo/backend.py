@@ -14,7 +14,8 @@ from meshdist.backends.backend_options import BackendOptions
 from meshdist.backends.base import Backend, Choice, DefaultPlan, FastPath, Plan
 from meshdist.backends.gloo.p2p.p2p import P2P
 from meshdist.backends.gloo.published import naming_ended_rank
-from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, OneStep, StepCopies
+from meshdist.backends.gloo.shm.barrier_plans import OneStep, StepCopies
+from meshdist.backends.gloo.shm.flag_barrier import BarrierWait
 from meshdist.backends.gloo.shm.mapping_cache import shared_memory
 from meshdist.backends.gloo.shm.move_selection import plan_movement
 from meshdist.backends.gloo.shm.reduction import plan_list_reduction, plan_reduction
@@ -137,6 +138,9 @@ class GlooBackend(Backend):
         if self._p2p is None and self._shared is not None and self._shared.region.has_mail(self.rank):
             self._make_p2p()
         return [] if self._p2p is None else self._p2p.left_over()
+
+    def disagreement(self) -> str:
+        return "" if self._shared is None else self._shared.barrier.disagreement()
 
     def fast_send(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
         return None if self._p2p is None else self._p2p.fast_send(dst, tag, dtype, shape)

@@ -109,7 +109,8 @@ class CallTracker:
             return calls
 
         check = CallCheck(rank, self._options.ranks)
-        return check.explain(self.signature, len(self._others), publish, collect, _PAUSE_S)
+        mine = check.words(self.signature)
+        return check.explain(mine, len(self._others), publish, collect, pause_s=_PAUSE_S)
 
     def _key(self, rank: object) -> str:
         return f"calls/{self.word & NUMBER}/{rank}"

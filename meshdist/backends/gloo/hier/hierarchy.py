@@ -11,7 +11,7 @@ from meshdist.backends.backend_options import BackendOptions
 from meshdist.backends.base import Backend, Plan
 from meshdist.backends.gloo.hier.call_tracker import CallTracker
 from meshdist.backends.gloo.hier.rail import Rail, Scratch, dissemination_barrier
-from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan
+from meshdist.backends.gloo.shm.barrier_plans import BarrierPlan
 from meshdist.collectives.definition import Collective
 from meshdist.errors import DistBackendError, DistError
 from meshdist.runtime.call import Buffers, Call, ShapeRule, Signature

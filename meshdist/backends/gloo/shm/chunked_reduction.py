@@ -13,7 +13,8 @@ import numpy as np
 
 from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import quiet_runner
-from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait
+from meshdist.backends.gloo.shm.barrier_plans import BarrierPlan
+from meshdist.backends.gloo.shm.flag_barrier import BarrierWait
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.tuned_plan import Ways, chunks_of
 from meshdist.collectives.algorithms.blocks import flat, reduce_in_rank_order
@@ -36,7 +37,7 @@ _QUICK_KINDS, _SLOW_CODES = "biufc", "egG"
 
 def ways_in_chunks(shm: ShmGroup, spec: ReductionSpec) -> Ways[ReductionSpec]:
     """Return the ways to reduce chunk by chunk, beginning with the default."""
-    slot_bytes, size = shm.region.slot_bytes, shm.backend.size
+    slot_bytes, size = shm.region.slots.slot_bytes, shm.backend.size
     if spec.keeps:
         chunks = dict.fromkeys((slot_bytes, min(slot_bytes, _WHOLE_CHUNK_BYTES)))
         return {f"segments, {chunks_of(chunk)}": partial(ReduceOwnSegments, chunk_bytes=chunk) for chunk in chunks}
@@ -74,7 +75,8 @@ class ReduceWholeChunks(ReduceByChunk):
         shm.reserve(min(spec.put_bytes, chunk_bytes))
         self._chunk = chunk_bytes // spec.dtype.itemsize
         self._slots = [
-            [shm.region.slot(phase, peer, spec.dtype, (self._chunk,)) for peer in range(call.size)] for phase in (0, 1)
+            [shm.region.slots.slot(phase, peer, spec.dtype, (self._chunk,)) for peer in range(call.size)]
+            for phase in (0, 1)
         ]
         # The result may overwrite this rank's input, after the first two are added.
         self._keeps = call.rank < 2
@@ -103,8 +105,8 @@ class ReduceInSegments(ReduceByChunk):
 
     def __init__(self, shm: ShmGroup, call: Call, spec: ReductionSpec) -> None:
         super().__init__(shm, call, spec)
-        shm.reserve(min(spec.put_bytes, shm.region.slot_bytes))
-        self._chunk = shm.region.slot_bytes // spec.dtype.itemsize // call.size * call.size
+        shm.reserve(min(spec.put_bytes, shm.region.slots.slot_bytes))
+        self._chunk = shm.region.slots.slot_bytes // spec.dtype.itemsize // call.size * call.size
         whole, rest = divmod(array_of(call.recv).size, self._chunk)
         counts = [self._chunk] * whole + [rest] * (rest > 0)
         in_slots = {count: [_InSlots(shm, call, spec, phase, count) for phase in (0, 1)] for count in set(counts)}
@@ -127,7 +129,7 @@ class _InSlots:
     """A chunk in the slots: this rank's segment in those `before` and `behind` it, and its `total` in its own."""
 
     def __init__(self, shm: ShmGroup, call: Call, spec: ReductionSpec, phase: int, count: int) -> None:
-        length, slot, dtype = -(-count // call.size), shm.region.slot, spec.dtype
+        length, slot, dtype = -(-count // call.size), shm.region.slots.slot, spec.dtype
         begin, end = (min(rank * length, count) for rank in (call.rank, call.rank + 1))
         segments = [slot(phase, rank, dtype, (end - begin,), begin * dtype.itemsize) for rank in range(call.size)]
         self.before, self.total, self.behind = segments[: call.rank], segments[call.rank], segments[call.rank + 1 :]
@@ -137,7 +139,7 @@ class _InSlots:
         self._others = [(part, mine[part]) for part in (slice(0, begin), slice(end, count)) if part.start < part.stop]
         full, rest = divmod(count, length)
         # Each finished segment is in the slot of its reducer; the last one that is not empty may be shorter.
-        self._finished = shm.region.diagonal(phase, dtype, length)[:full]
+        self._finished = shm.region.slots.diagonal(phase, dtype, length)[:full]
         self._full = full * length
         self._last = slot(phase, full, dtype, (rest,), self._full * dtype.itemsize) if rest else None
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from meshdist import core
 from meshdist.arrays.host import Array
-from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, await_rest
+from meshdist.backends.gloo.shm.barrier_plans import BarrierPlan, await_rest
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.single_copy import address_of
 from meshdist.collectives.dataflow import Blocks

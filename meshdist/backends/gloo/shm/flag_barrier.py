@@ -1,42 +1,70 @@
 """FlagBarrier: the ranks of a group advance in steps, and compare their calls.
 
 In every step each rank writes the fingerprint of its call, signals a word that holds the number of the step and half of
-the fingerprint, and waits until all others have signalled the same word, for the same fingerprint. A rank that has seen
-the signals of step s knows that all have finished step s - 1. So no rank is more than one step from another, two words
-for each rank (even and odd steps) are enough, and a slot may be written again after any step later than its last use.
+the fingerprint, and waits until others have signalled the same word, for the same fingerprint. A word or a fingerprint
+of another call in this step is a mismatch.
 
-A word or a fingerprint of another call in this step is a mismatch.
+In most steps all ranks wait for all others. A rank that has seen the signals of such a step s knows that all have
+finished step s - 1. So a slot may be written again after any step of that kind later than its last use.
+
+In a call of few bytes from one rank or to one, a rank waits only for the ranks whose data it takes, and may return
+before the others have come: the root of a broadcast, the other ranks of a reduce. But it waits until all have signalled
+the step `AHEAD` steps before, and compares the calls of that step. So it compares those of step s before it signals
+step s + AHEAD + 1, which all must have done before any rank signals step s + 2 * (AHEAD + 1). That is `NUM_PHASES`
+steps later than s, and uses the signal and the small slot of s again.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from meshdist import core
 from meshdist.arrays.host import Array
-from meshdist.backends.base import Backend, Plan
 from meshdist.backends.gloo.shm.segment import KEEPS_ORDER, fence
-from meshdist.backends.gloo.shm.shared_region import FINGERPRINT, STATE, TEXT_BYTES, SharedRegion
+from meshdist.backends.gloo.shm.shared_region import (
+    CALL_WORDS,
+    FINGERPRINT,
+    MISMATCHED,
+    NUM_PHASES,
+    SIGNAL_PLACES,
+    STATE,
+    TEXT_BYTES,
+    SharedRegion,
+    Slots,
+)
 from meshdist.errors import DistBackendError, DistError
-from meshdist.runtime.call import Buffers, Call, Signature
+from meshdist.runtime.call import Signature
 from meshdist.runtime.call_mismatch import CallCheck
 from meshdist.runtime.departure import Departure, LeftOut, gave_up, peer_gone
 from meshdist.runtime.waiting import Doorbell, Waitable
 from meshdist.system.platform import let_others_run
 
-if TYPE_CHECKING:
-    from meshdist.core import Step
-
 _STEP = 0xFFFFFFFF
 # States of a rank.
 _LEFT, _FAILED, _MISMATCH = 1, 2, 3
+# How many steps a rank may be ahead of another when it returns from a call.
+AHEAD = NUM_PHASES // 2 - 1
+# For whom a rank waits in a step: for all, as all ranks do; for all, who only give data and do not wait themselves; for
+# none. Else, for the rank that has its signals at this index. As in the core.
+ALL, GIVERS, NONE = -1, -2, -3
 # How often to poll before yielding: some microseconds, the delay of a peer in the same call. Fewer after a poll in
 # vain; once, where more ranks than cores are known of: polling keeps peers from running. Then, how often to yield
 # before sleeping.
 SPINS, _FEWEST_SPINS, _TURNS = 60, 4, 60
+
+
+class EarlyReturn(NamedTuple):
+    """A call from which ranks return before the others have come."""
+
+    awaited: int  # for whom this rank waits
+    slots: Slots  # with a phase for each of those of the steps
+
+
+class LongWait(Protocol):
+    """What goes on with a wait that takes longer than a few polls; a plan."""
+
+    def await_rest(self, word: int) -> None: ...
 
 
 class PeerSet(NamedTuple):
@@ -51,15 +79,20 @@ class PeerSet(NamedTuple):
 
 
 class FlagBarrier:
-    """One rank's view of its group's steps."""
+    """One rank's view of its group's steps.
+
+    Attributes:
+        step: The number of the last step that this rank has signalled.
+        phase: The slot that the current call uses, 0 or 1; calls of which ranks return early use small slots.
+    """
 
     # Reports a mismatch if these ranks are part of a larger group: it collects the calls of all of them.
     explain: Callable[[], DistBackendError] | None = None
 
     def __init__(self, region: SharedRegion, rank: int, num_ranks: int, members: PeerSet) -> None:
-        self.step = 0  # the number of the last step that this rank has signalled
-        self.phase = 0  # the slot that the current call uses, 0 or 1
-        self._word = 0
+        self.step = self.phase = 0
+        self._word, self._awaited = 0, ALL
+        self._compared = 0  # the last step of which this rank has compared the calls of all ranks
         self._spins, self.fewest_spins = SPINS, _FEWEST_SPINS
         self.region = region
         self.rank = rank
@@ -68,14 +101,40 @@ class FlagBarrier:
         self._words = region.words
         self._mine = region.line(rank, 0)
         self._reason = ""
-        self._signals = tuple(tuple(region.line(peer, parity) for peer in self.peers) for parity in (0, 1))
+        self._signals = tuple(region.line(peer, 0) for peer in self.peers)
         self._bells = region.bell_words()
+        self._calls = region.call_words(rank)
+        self._recorded_texts: list[bytes | None] = [None] * NUM_PHASES
 
-    def signal(self, fingerprint: int) -> int:
+    def early_return(self, giver: int | None, taker: int | None, num_bytes: int) -> EarlyReturn | None:
+        """Return how ranks return early from a call in which only `giver` gives or only `taker` takes, if they do.
+
+        Each rank puts up to `num_bytes` into its slot.
+        """
+        slots = self.region.small_slots
+        # In a part of a larger group, all ranks of that compare each call before the next one.
+        if (giver is None and taker is None) or num_bytes > slots.slot_bytes or self.explain is not None:
+            return None
+        if self.rank == giver or taker not in (None, self.rank):
+            return EarlyReturn(NONE, slots)
+        return EarlyReturn(GIVERS if giver is None else self.region.line(giver, 0), slots)
+
+    def record_call(self, text: bytes) -> int:
+        """Record which call this rank makes in the next step, from which it may return early; return the phase."""
+        step = self.step + 1
+        phase = step % NUM_PHASES
+        if self._recorded_texts[phase] is not text:
+            self.region.write_call_text(self.rank, phase, text)
+            self._recorded_texts[phase] = text
+        self._words[self._calls + phase * CALL_WORDS] = step
+        return phase
+
+    def signal(self, fingerprint: int, awaited: int = ALL) -> int:
         """Enter the next step; return the word that all ranks have to signal."""
         self.step = step = self.step + 1
         self._word = word = fingerprint & ~_STEP | step & _STEP
-        words, mine = self._words, self._mine + (step & 1)
+        self._awaited = awaited
+        words, mine = self._words, self._mine + SIGNAL_PLACES[step % NUM_PHASES]
         words[mine + FINGERPRINT] = fingerprint
         words[mine] = word
         for bells in self._bells:
@@ -84,23 +143,40 @@ class FlagBarrier:
                 break
         return word
 
-    def await_all(self, word: int, plan: BarrierPlan) -> None:
-        words = self._words
+    def await_others(self, word: int, plan: LongWait) -> None:
+        """Wait for those whom the current step, in which this rank has signalled `word`, needs."""
+        words, everyone = self._words, self._signals
         spins = most = self._spins
-        for index in self._signals[word & 1]:
-            while words[index] != word:
-                spins -= 1
-                if spins < 0:
-                    if spins < -_TURNS:
-                        plan.await_rest(word)
-                        return
-                    let_others_run()
-        if not self._is_same_call(word, self._signals[word & 1]):
-            plan.await_rest(word)
+        is_next = self._awaited == ALL and self._compared + 1 == self.step  # most calls need nothing else
+        for step, signals in ((self.step, everyone),) if is_next else self._due():
+            place = SIGNAL_PLACES[step % NUM_PHASES]
+            expected = word if step == self.step else words[self._mine + place]
+            for index in signals:
+                while words[index + place] != expected:
+                    spins -= 1
+                    if spins < 0:
+                        if spins < -_TURNS:
+                            plan.await_rest(word)
+                            return
+                        let_others_run()
+            if not self._is_same_call(step, signals):
+                plan.await_rest(word)
+                return
+            if signals is everyone:
+                self._compared = step
         if spins < 0:
             self._spins = max(most >> 1, self.fewest_spins)
         elif most < SPINS and spins < most:
             self._spins = most + 1
+
+    def _due(self) -> Iterable[tuple[int, Sequence[int]]]:
+        """Return what the current step needs: steps, and the signals to wait for and compare in each."""
+        step, awaited, everyone, following = self.step, self._awaited, self._signals, self._compared + 1
+        last = step if awaited in (ALL, GIVERS) else step - AHEAD
+        compared = (
+            ((last, everyone),) if last == following else [(each, everyone) for each in range(following, last + 1)]
+        )
+        return compared if awaited < 0 else ((step, (awaited,)), *compared)
 
     def flip(self) -> int:
         """Change to the other slot, for a call or a chunk; return its number."""
@@ -112,23 +188,36 @@ class FlagBarrier:
         place[...] = data
 
     def arrived(self, word: int) -> bool:
-        words, signals = self._words, self._signals[word & 1]
-        return all(words[index] == word for index in signals) and self._is_same_call(word, signals)
+        """Return whether those have come whom the step of `word` needs: in an earlier step than this, all."""
+        if word != self._word:
+            return not self.absent(word) and self._is_same_call(word & _STEP, self._signals)
+        for step, signals in self._due():
+            if not self._have_signalled(step, signals):
+                return False
+            if signals is self._signals:
+                self._compared = step
+        return True
 
     def absent(self, word: int) -> list[int]:
-        posts = self._signals[word & 1]
-        return [peer for peer, index in zip(self.peers, posts, strict=True) if self._words[index] != word]
+        """Return the ranks that have not come, of those whom the step of `word` needs: in another than this, all."""
+        if word != self._word:
+            place = _place(word & _STEP)
+            found = {index for index in self._signals if self._words[index + place] != word}
+        else:
+            due = ((step, index) for step, signals in self._due() for index in signals)
+            found = {index for step, index in due if not self._have_signalled(step, (index,))}
+        return [peer for peer, index in zip(self.peers, self._signals, strict=True) if index in found]
 
-    def check(self, word: int, signature: Signature) -> None:
+    def check(self, signature: Signature) -> None:
         """Raise DistBackendError if a rank makes another call, has given up, has left, or is dead.
 
-        Called while some rank has not arrived. No rank can have got further, so a rank that has given up has given up
-        this call.
+        Called while some rank has not come. No rank can have got further than this call, so one that has left has not
+        completed it; unless ranks return early from it.
         """
-        self.check_states(word, signature)
+        self.check_states(signature)
         for peer in self.peers:
-            if self.members.ended(peer):
-                self.check_states(word, signature)  # it may have recorded its departure between the two checks
+            if self.members.ended(peer) and not self._has_returned(peer):
+                self.check_states(signature)  # it may have recorded its departure between the two checks
                 raise peer_gone(self.members.describe(peer), self.members.how_ended(peer), LeftOut.CALL)
 
     def underway(self, word: int) -> list[int]:
@@ -139,52 +228,81 @@ class FlagBarrier:
     def is_behind(self) -> bool:
         """Return whether another rank has signalled the next step."""
         following = self.step + 1
-        return any(self._words[index] & _STEP == following & _STEP for index in self._signals[following & 1])
+        place = _place(following)
+        return any(self._words[index + place] & _STEP == following & _STEP for index in self._signals)
 
     def next_word(self, fingerprint: int, steps: int) -> int:
         return fingerprint & ~_STEP | self.step + steps & _STEP
 
     def has_mismatch(self) -> bool:
-        """Return whether a rank has signalled another call in the current step, or has reported a mismatch."""
+        """Return whether a rank has signalled another call in a step so far, or has reported a mismatch."""
         words = self._words
-        return self._is_other_call(self._word) or any(
+        return self._mismatched_step() is not None or any(
             words[self.region.line(peer, STATE)] == _MISMATCH for peer in self.peers
         )
 
-    def _is_same_call(self, word: int, signals: Sequence[int]) -> bool:
-        """Return whether the ranks at `signals`, which have signalled `word`, did so for this rank's call."""
-        words = self._words
-        fingerprint = words[self._mine + (word & 1) + FINGERPRINT]
-        return all(words[index + FINGERPRINT] == fingerprint for index in signals)
+    def _have_signalled(self, step: int, signals: Sequence[int]) -> bool:
+        """Return whether the ranks at `signals` have signalled this rank's call in a step."""
+        words, place, word = self._words, _place(step), self._word_of(step)
+        return all(words[index + place] == word for index in signals) and self._is_same_call(step, signals)
 
-    def _is_other_call(self, word: int) -> bool:
-        """Return whether a rank has signalled another call in the step of `word`."""
-        words = self._words
+    def _word_of(self, step: int) -> int:
+        """Return what this rank has signalled in a step; in the current one, also if it has taken that back."""
+        return self._word if step == self.step else self._words[self._mine + _place(step)]
+
+    def _is_same_call(self, step: int, signals: Sequence[int]) -> bool:
+        """Return whether the ranks at `signals`, which have signalled this rank's word of a step, made its call."""
+        words, place = self._words, SIGNAL_PLACES[step % NUM_PHASES] + FINGERPRINT
+        fingerprint = words[self._mine + place]
+        for index in signals:  # noqa: SIM110 - `all` takes longer
+            if words[index + place] != fingerprint:
+                return False
+        return True
+
+    def _mismatched_step(self) -> int | None:
+        """Return the first step, of those not compared yet, in which a rank has signalled another call."""
+        steps = range(self._compared + 1, self.step + 1)
+        return next((step for step in steps if self._is_other_call(step)), None)
+
+    def _is_other_call(self, step: int) -> bool:
+        """Return whether a rank has signalled another call in a step."""
+        words, place, word = self._words, _place(step), self._word_of(step)
         # Read each word once: a peer may signal in between.
-        signalled = {index: words[index] for index in self._signals[word & 1]}
+        signalled = {index: words[index + place] for index in self._signals}
         if any(other != word and (other ^ word) & _STEP == 0 for other in signalled.values()):
             return True
-        return not self._is_same_call(word, [index for index, other in signalled.items() if other == word])
+        return not self._is_same_call(step, [index for index, other in signalled.items() if other == word])
 
-    def check_states(self, word: int, signature: Signature) -> None:
+    def _has_returned(self, peer: int) -> bool:
+        """Return whether a rank may have returned from the current call before this one."""
+        if self._awaited == ALL:
+            return False
+        signals = [self.region.line(peer, 0)]
+        if self._awaited >= 0:  # it takes from the same rank, or is that
+            signals.append(self._awaited)
+        return self._have_signalled(self.step, signals)
+
+    def check_states(self, signature: Signature) -> None:
         words = self._words
-        if self._is_other_call(word):
-            raise self._mismatch_error(signature)
+        mismatched = self._mismatched_step()
+        if mismatched is not None:
+            raise self._mismatch_error(signature, mismatched)
         if words[self.region.line(self.rank, STATE)] == _FAILED:
             # Another thread of this rank gave the group up, for a reason that concerns this thread too.
             raise DistBackendError(self._reason)
         for peer in self.peers:
             state = words[self.region.line(peer, STATE)]
             if state == _MISMATCH:
-                if self.arrived(word):  # all may have come just now: the peer has found it in the next call
+                mismatched = words[self.region.line(peer, MISMATCHED)]
+                if mismatched > self.step:  # the peer has found it in a later call
                     continue
-                raise self._mismatch_error(signature)
-            if state:
+                raise self._mismatch_error(signature, mismatched)
+            if state == _FAILED or (state and not self._has_returned(peer)):
                 departure = Departure.decode(self.region.text(peer))
                 raise peer_gone(self.members.describe(peer), departure, LeftOut.CALL)
 
     def check_now(self, signature: Signature) -> None:
-        self.check(self._word, signature)
+        self.check(signature)
 
     def leave(self, departure: Departure) -> None:
         if self._words[self.region.line(self.rank, STATE)] == 0:
@@ -203,7 +321,7 @@ class FlagBarrier:
         self._words[self.region.line(self.rank, STATE)] = state
         if state != _LEFT and not self.arrived(self._word):
             # Take back the signal: a late rank must see the state, not a step that never completes.
-            self._words[self._mine + (self.step & 1)] = 0
+            self._words[self._mine + _place(self.step)] = 0
         self._ring()
 
     def _ring(self) -> None:
@@ -211,19 +329,47 @@ class FlagBarrier:
             if number and peer != self.rank:
                 self.members.ring(peer, number)
 
-    def _mismatch_error(self, signature: Signature) -> DistBackendError:
+    def _mismatch_error(self, signature: Signature, step: int) -> DistBackendError:
+        """Return the error of a step in which the ranks make different calls; `signature` is that of this rank's."""
         if self.explain is not None:
             return self.explain()
         number, region, words = self.members.number, self.region, self._words
 
+        def publish(mine: str) -> None:
+            words[region.line(self.rank, MISMATCHED)] = step
+            self._publish_state(_MISMATCH, mine.encode())
+
+        def has_told(peer: int) -> bool:
+            line = region.line(peer, 0)
+            return words[line + STATE] == _MISMATCH and words[line + MISMATCHED] == step
+
         def collect() -> dict[int, str]:
-            told = [peer for peer in self.peers if words[region.line(peer, STATE)] == _MISMATCH]
+            told = filter(has_told, self.peers)
             return {number(peer): region.text(peer).decode(errors="replace") for peer in told}
 
         check = CallCheck(number(self.rank), self.members.ranks)
-        return check.explain(
-            signature, len(self.peers), lambda mine: self._publish_state(_MISMATCH, mine.encode()), collect
-        )
+        earlier = region.call(self.rank, step) if step < self.step else None
+        mine = check.words(signature) if earlier is None else check.words_of_earlier(earlier.decode(errors="replace"))
+        return check.explain(mine, len(self.peers), publish, collect, lambda: self._recorded(step))
+
+    def disagreement(self) -> str:
+        """Return which calls disagree, in words, if ranks have returned from them and none has raised; else ""."""
+        step = None if self._words[self.region.line(self.rank, STATE)] else self._mismatched_step()
+        if step is None:
+            return ""
+        return str(CallCheck(self.members.number(self.rank), self.members.ranks).error(self._recorded(step)))
+
+    def _recorded(self, step: int) -> dict[int, str]:
+        """Return the recorded calls of a step, by the number of the rank."""
+        calls = {peer: self.region.call(peer, step) for peer in (self.rank, *self.peers)}
+        return {
+            self.members.number(peer): call.decode(errors="replace") for peer, call in calls.items() if call is not None
+        }
+
+
+def _place(step: int) -> int:
+    """Return where in a rank's signals that of a step is."""
+    return SIGNAL_PLACES[step % NUM_PHASES]
 
 
 class BarrierWait(Waitable):
@@ -236,7 +382,7 @@ class BarrierWait(Waitable):
         return self._barrier.arrived(self.word)
 
     def check(self) -> None:
-        self._barrier.check(self.word, self._signature)
+        self._barrier.check(self._signature)
 
     def arm(self, bell: Doorbell) -> None:
         self._barrier.sleep_on(bell)
@@ -252,160 +398,21 @@ class BarrierWait(Waitable):
         return [members.ranks[members.number(peer)] for peer in self._barrier.absent(self.word)]
 
 
-class BarrierPlan(Plan):
-    def __init__(self, barrier: FlagBarrier, backend: Backend, call: Call) -> None:
-        super().__init__(backend, call)
-        self.barrier = barrier
-        self.fingerprint = self.signature.fingerprint
-
-    @abstractmethod
-    def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
-        """Carry out the call, yielding a wait at each step."""
-
-    def adopt_signature(self, signature: Signature) -> None:
-        """Carry out a part of another call: signal and report that call's signature."""
-        self.signature, self.fingerprint = signature, signature.fingerprint
-
-    def run(self, send: Buffers, recv: Buffers) -> None:
-        await_all = self.barrier.await_all
-        for wait in self.steps(send, recv):
-            await_all(wait.word, self)
-
-    def first_step(self, send: Buffers, recv: Buffers) -> Callable[[], object]:
-        """Take the first step of a call; return what carries out the rest."""
-        steps = self.steps(send, recv)
-        self.barrier.await_all(next(steps).word, self)
-        return partial(self._take_steps, steps)
-
-    def _take_steps(self, steps: Iterator[BarrierWait]) -> None:
-        for wait in steps:
-            self.barrier.await_all(wait.word, self)
-
-    def arrive(self) -> BarrierWait:
-        return BarrierWait(self.barrier, self.barrier.signal(self.fingerprint), self.signature)
-
-    def await_rest(self, word: int) -> None:
-        """Go on with a wait that takes longer than a few polls."""
-        await_rest(self.backend, self.error_prefix, self.barrier, self.signature, word)
-
-    def compiled(self, copies: StepCopies | None) -> Step | None:
-        """Return what carries out a call of one step; None if the core does not."""
-        if core.module is None or copies is None:
-            return None
-        # Not of this plan, which holds the step.
-        wait = partial(await_rest, self.backend, self.error_prefix, self.barrier, self.signature)
-        return core.Step(self.barrier, self.fingerprint, wait, *copies)
-
-
-class OneStep(BarrierPlan):
-    """A call of few bytes: put them into the slot, step, take what the others put.
-
-    The core does all of that, if it is there, as far as `step_copies` can describe it.
-    """
-
-    copies = True
-    _step: Step | None = None
-    _is_compiled = False
-
-    @abstractmethod
-    def put(self, send: Buffers, phase: int) -> None: ...
-
-    @abstractmethod
-    def take(self, recv: Buffers, phase: int) -> None: ...
-
-    def step_copies(self) -> StepCopies | None:
-        """Return what `put` and `take` do, for the core; None if they do more than that can describe."""
-        return None
-
-    @property
-    def runner(self) -> Callable[[Any, Any], object]:
-        return self._compile() or self.run
-
-    def adopt_signature(self, signature: Signature) -> None:
-        super().adopt_signature(signature)
-        self._step, self._is_compiled = None, False
-
-    def run(self, send: Buffers, recv: Buffers) -> None:
-        step = self._compile()
-        if step is not None and step(send, recv):
-            return
-        phase = self.barrier.flip()
-        self.put(send, phase)
-        self.barrier.await_all(self.barrier.signal(self.fingerprint), self)
-        self.take(recv, phase)
-
-    def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
-        phase = self.barrier.flip()
-        self.put(send, phase)
-        yield self.arrive()
-        self.take(recv, phase)
-
-    def rest(self, recv: Buffers, word: int, phase: int) -> Iterator[BarrierWait]:
-        yield BarrierWait(self.barrier, word, self.signature)
-        assert self._step is not None, "the core has begun the call"
-        self._step.finish(recv, phase)
-
-    def _compile(self) -> Step | None:
-        if not self._is_compiled:
-            self._is_compiled = True
-            self._step = self.compiled(self.step_copies())
-        return self._step
-
-
-def await_rest(backend: Backend, error_prefix: str, barrier: FlagBarrier, signature: Signature, word: int) -> None:
-    backend.wait(BarrierWait(barrier, word, signature), error_prefix)
-
-
-class SlotCopy(NamedTuple):
-    """A copy between an array of a call, or a part of it, and its place in a slot."""
-
-    array: int  # -1 is the sizes
-    offset: int
-    num_bytes: int
-    address: int
-
-
-class StepCopies(NamedTuple):
-    """What a call of one step copies, for the core."""
-
-    keeps: Any  # the arrays in the slots; the addresses point into them
-    num_sent: int  # arrays of the call
-    num_received: int
-    # For both phases, the copies into the slots and out of them.
-    puts: Sequence[Sequence[SlotCopy]]
-    takes: Sequence[Sequence[SlotCopy]]
-    # What the rank keeps for itself, copied without the slots: the array and the offset that it is sent from, and those
-    # that it is received into, bytes.
-    kept: Sequence[tuple[int, int, int, int, int]] = ()
-    op: str = ""  # the reduction; "" for none
-    kind: str = "-"  # what dtype it is of
-    itemsize: int = 0
-    num_rows: int = 0
-    rows: Sequence[Sequence[int]] = ()  # what is reduced: for both phases, the addresses of each rank's elements
-    num_elements: int = 0
-    total: int = 0  # where the result is put together before `takes` copy it to the arrays; 0 if it is one array
-    # If no rank knows all sizes: the table of all ranks' sizes when they were last compared; the address of this rank's
-    # own, which are array -1 of `puts`; and for both phases, the address of the table.
-    agreed: bytes = b""
-    sizes: int = 0
-    tables: tuple[int, int] = (0, 0)
-
-
 class FencedFlagBarrier(FlagBarrier):
     """For processors that may reorder stores and loads: all but x86-64."""
 
-    def signal(self, fingerprint: int) -> int:
+    def signal(self, fingerprint: int, awaited: int = ALL) -> int:
         # Before the signal, as all that this rank has written before.
-        self._words[self._mine + (self.step + 1 & 1) + FINGERPRINT] = fingerprint
+        self._words[self._mine + _place(self.step + 1) + FINGERPRINT] = fingerprint
         fence()
-        return super().signal(fingerprint)
+        return super().signal(fingerprint, awaited)
 
-    def _is_same_call(self, word: int, signals: Sequence[int]) -> bool:
+    def _is_same_call(self, step: int, signals: Sequence[int]) -> bool:
         fence()
-        return super()._is_same_call(word, signals)
+        return super()._is_same_call(step, signals)
 
-    def await_all(self, word: int, plan: BarrierPlan) -> None:
-        super().await_all(word, plan)
+    def await_others(self, word: int, plan: LongWait) -> None:
+        super().await_others(word, plan)
         fence()
 
     def arrived(self, word: int) -> bool:
@@ -421,8 +428,7 @@ if TYPE_CHECKING or core.module is not None:
 
         def __init__(self, region: SharedRegion, rank: int, num_ranks: int, members: PeerSet) -> None:
             FlagBarrier.__init__(self, region, rank, num_ranks, members)
-            even, odd = self._signals
-            self.attach(self._words, self._mine, even, odd, self._bells)
+            self.attach(self._words, self._mine, self._signals, self._bells, region.call_words(rank))
 
 
 def flag_barrier_class() -> type[FlagBarrier]:

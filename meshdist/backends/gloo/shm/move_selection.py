@@ -17,8 +17,9 @@ import numpy as np
 
 from meshdist.arrays.host import Array
 from meshdist.backends.base import Plan
+from meshdist.backends.gloo.shm.barrier_plans import BarrierPlan, OneStep, SlotCopy, StepCopies
 from meshdist.backends.gloo.shm.copying import CopyingPlan, SingleCopyPlan
-from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait, OneStep, SlotCopy, StepCopies
+from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, EarlyReturn
 from meshdist.backends.gloo.shm.shared_region import PAGE
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.tuned_plan import ONE_STEP, TunedPlan, Ways, chunks_of, fastest
@@ -64,7 +65,11 @@ def plan_movement(shm: ShmGroup, call: Call, spec: TransferSpec) -> Plan:
     if spec.longest is None:
         return AgreedMove(shm, call, spec)
     num_bytes, ways = moved_bytes(shm, spec, spec.longest), ways_to_move(shm, spec, spec.longest)
-    if spec.given_bytes is not None and max(spec.given_bytes) <= shm.region.slot_bytes:
+    if spec.given_bytes is not None:
+        early = shm.barrier.early_return(spec.giver, spec.taker, max(spec.given_bytes))
+        if early is not None:
+            return SlotMove(shm, call, spec, early)
+    if spec.given_bytes is not None and max(spec.given_bytes) <= shm.region.slots.slot_bytes:
         one_step: Ways[TransferSpec] = {ONE_STEP: SlotMove}
         if num_bytes < LEAST_IN_CHUNKS:
             ways = {READ: ways[READ]} if shm.single_copy else {}
@@ -75,7 +80,7 @@ def plan_movement(shm: ShmGroup, call: Call, spec: TransferSpec) -> Plan:
 
 def ways_to_move(shm: ShmGroup, spec: TransferSpec, longest: int) -> Ways[TransferSpec]:
     """Return the ways to move long blocks, beginning with the default."""
-    slot_bytes = shm.region.slot_bytes
+    slot_bytes = shm.region.slots.slot_bytes
     is_broadcast_or_exchange = spec.shared == (spec.giver is not None)
     guess = slot_bytes if is_broadcast_or_exchange else _SHORT_CHUNK
     chunks = dict.fromkeys(min(slot_bytes, size) for size in (guess, *_CHUNKS))
@@ -105,7 +110,7 @@ def moves_through_slots(shm: ShmGroup, spec: TransferSpec, longest: int) -> bool
         if shm.tuning.has_cores:
             return moved_bytes(shm, spec, longest) < _READ_BYTES
         is_broadcast = spec.shared and spec.giver is not None
-        least = shm.region.slot_bytes + 1 if is_broadcast else _READ_BYTES_ON_SHARED_CORES
+        least = shm.region.slots.slot_bytes + 1 if is_broadcast else _READ_BYTES_ON_SHARED_CORES
         return moved_bytes(shm, spec, longest) < least
     if spec.shared:
         return longest <= (CHUNKED_BYTES_WRITTEN if spec.written == 1 and shm.writes else CHUNKED_BYTES)
@@ -115,11 +120,13 @@ def moves_through_slots(shm: ShmGroup, spec: TransferSpec, longest: int) -> bool
 class SlotMove(OneStep):
     """Few bytes: through the slots in one step."""
 
-    def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec) -> None:
-        super().__init__(shm.barrier, shm.backend, call)
-        shm.reserve(max(spec.given_bytes or [0]))
-        self._puts = [spec.puts(shm.region, phase) for phase in (0, 1)]
-        self._takes = [spec.takes(shm.region, phase) for phase in (0, 1)]
+    def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec, early: EarlyReturn | None = None) -> None:
+        super().__init__(shm.barrier, shm.backend, call, early)
+        if early is None:
+            shm.reserve(max(spec.given_bytes or [0]))
+        slots = shm.region.slots if early is None else early.slots
+        self._puts = [spec.puts(slots, phase) for phase in self.phases]
+        self._takes = [spec.takes(slots, phase) for phase in self.phases]
         self._is_shared = spec.shared
 
     def put(self, send: Any, phase: int) -> None:
@@ -138,8 +145,8 @@ class SlotMove(OneStep):
             keeps=(self._puts, self._takes),
             num_sent=len(each(self._puts[0])),
             num_received=len(each(self._takes[0])),
-            puts=[*map(copies_of, self._puts)],
-            takes=[*map(copies_of, self._takes)],
+            puts=[*map(copies_of, self._puts[: self.num_listed])],
+            takes=[*map(copies_of, self._takes[: self.num_listed])],
         )
         return keeping_own(copies, others_take_it=self._is_shared)
 
@@ -284,7 +291,7 @@ class AgreedMove(BarrierPlan):
         assert all(block is not None for block in (*give, *take))
         self._shm, self._spec, self._rank = shm, spec, call.rank
         copied = _WITH_SIZES if shm.tuning.has_cores else _WITH_SIZES_ON_SHARED_CORES
-        self._limit = copied if shm.single_copy else shm.region.slot_bytes
+        self._limit = copied if shm.single_copy else shm.region.slots.slot_bytes
         ways = ways_to_move(shm, spec, 0)
         self._moves: dict[str, Any] = {name: make(shm, call, spec) for name, make in ways.items()}
         self._tuned = TunedPlan(shm, call, self._moves)
@@ -300,7 +307,7 @@ class AgreedMove(BarrierPlan):
         self._puts: list[Any] | None = None
         if sum(given) <= self._limit:
             shm.reserve(sum(given))
-            self._puts = [spec.puts(shm.region, phase) for phase in (0, 1)]
+            self._puts = [spec.puts(shm.region.slots, phase) for phase in (0, 1)]
         # For each phase, all rows of the table; the sizes in it when they were last compared, and the places of short
         # blocks then.
         shape = call.size, call.size, -1
@@ -330,7 +337,7 @@ class AgreedMove(BarrierPlan):
                     return
         if begun is False:
             self._put(send, recv)
-            self.barrier.await_all(self.barrier.signal(self.fingerprint), self)
+            self.barrier.await_others(self.barrier.signal(self.fingerprint), self)
         phase = self.barrier.phase
         if self._take(send, recv, phase):
             return
@@ -424,7 +431,7 @@ class AgreedMove(BarrierPlan):
         return keeping_own(copies, others_take_it=False)
 
     def _places(self, phase: int, begins: Sequence[int]) -> list[Array]:
-        slot, blocks = self._shm.region.slot, zip(self._shapes, begins, strict=True)
+        slot, blocks = self._shm.region.slots.slot, zip(self._shapes, begins, strict=True)
         return [slot(phase, peer, self._dtype, shape, begin) for peer, (shape, begin) in enumerate(blocks)]
 
 

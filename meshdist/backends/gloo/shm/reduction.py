@@ -16,9 +16,10 @@ import numpy as np
 from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import ReduceOp, quiet_runner
 from meshdist.backends.base import Plan
+from meshdist.backends.gloo.shm.barrier_plans import BarrierPlan, OneStep, SlotCopy, StepCopies
 from meshdist.backends.gloo.shm.chunked_reduction import RANKS_ALONE, is_added_quickly, ways_in_chunks
 from meshdist.backends.gloo.shm.copying import Reduced, SingleCopyPlan
-from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait, OneStep, SlotCopy, StepCopies
+from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, EarlyReturn
 from meshdist.backends.gloo.shm.move_selection import copies_of, put
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.tuned_plan import ONE_STEP, Ways, fastest
@@ -46,7 +47,10 @@ _STACKED_RANKS, _STACKED_BYTES = 4, 1024
 
 
 def plan_reduction(shm: ShmGroup, call: Call, spec: ReductionSpec) -> Plan:
-    one_step: Ways[ReductionSpec] = {ONE_STEP: SlotReduce} if spec.put_bytes <= shm.region.slot_bytes else {}
+    early = shm.barrier.early_return(None, spec.taker, spec.put_bytes)
+    if early is not None:
+        return SlotReduce(shm, call, spec, early)
+    one_step: Ways[ReductionSpec] = {ONE_STEP: SlotReduce} if spec.put_bytes <= shm.region.slots.slot_bytes else {}
     in_chunks = ways_in_chunks(shm, spec)
     reading: Ways[ReductionSpec] = (
         {"read by its reducer": SingleCopyReduce} if shm.single_copy and spec.in_place else {}
@@ -74,7 +78,7 @@ def plan_list_reduction(shm: ShmGroup, call: Call) -> Plan | None:
         return None
     arrays = each(call.recv)
     num_bytes = sum(array.nbytes for array in arrays)
-    if num_bytes <= min(_LISTS_BYTES, shm.region.slot_bytes):
+    if num_bytes <= min(_LISTS_BYTES, shm.region.slots.slot_bytes):
         return ListReduce(shm, call, parts_of(arrays, num_bytes)[0])
     is_quick = call.size <= RANKS_ALONE and is_added_quickly(arrays[0].dtype)
     return ListReduceInChunks(shm, call) if is_quick and len(arrays) <= _MOST_IN_LIST else None
@@ -83,12 +87,14 @@ def plan_list_reduction(shm: ShmGroup, call: Call) -> Plan | None:
 class SlotReduce(OneStep):
     """Few bytes: every rank that wants the result reduces all slots for itself, in rank order."""
 
-    def __init__(self, shm: ShmGroup, call: Call, spec: ReductionSpec) -> None:
-        super().__init__(shm.barrier, shm.backend, call)
+    def __init__(self, shm: ShmGroup, call: Call, spec: ReductionSpec, early: EarlyReturn | None = None) -> None:
+        super().__init__(shm.barrier, shm.backend, call, early)
         assert call.op is not None
-        shm.reserve(spec.put_bytes)
-        self._puts = [spec.puts(shm.region, phase) for phase in (0, 1)]
-        self._stacks = [spec.sources(shm.region, phase) for phase in (0, 1)]
+        if early is None:
+            shm.reserve(spec.put_bytes)
+        slots = shm.region.slots if early is None else early.slots
+        self._puts = [spec.puts(slots, phase) for phase in self.phases]
+        self._stacks = [spec.sources(slots, phase) for phase in self.phases]
         self._at_once = _is_reduced_at_once(self._stacks[0])
         # For each phase the rows of the stack; none if this rank wants no result.
         self._rows: list[list[Array]] = [
@@ -100,7 +106,8 @@ class SlotReduce(OneStep):
         self._run = quiet_runner()
 
     def step_copies(self) -> StepCopies:
-        copies = StepCopies(self._puts, len(each(self._puts[0])), 0, [*map(copies_of, self._puts)], [(), ()])
+        puts, no_takes = [*map(copies_of, self._puts[: self.num_listed])], [()] * self.num_listed
+        copies = StepCopies(self._puts, len(each(self._puts[0])), 0, puts, no_takes)
         if not self._rows[0]:
             return copies
         row = self._rows[0][0]
@@ -111,7 +118,7 @@ class SlotReduce(OneStep):
             kind=row.dtype.kind,
             itemsize=row.itemsize,
             num_rows=self._size,
-            rows=[[row.ctypes.data for row in rows] for rows in self._rows],
+            rows=[[row.ctypes.data for row in rows] for rows in self._rows[: self.num_listed]],
             num_elements=row.size,
         )
 
@@ -169,7 +176,9 @@ class ListReduce(OneStep):
         size = ends[-1] if ends else 0
         shm.reserve(size * dtype.itemsize)
         places = [slice(end - (part.end - part.begin), end) for part, end in zip(parts, ends, strict=True)]
-        self._rows = [[shm.region.slot(phase, peer, dtype, (size,)) for peer in range(call.size)] for phase in (0, 1)]
+        self._rows = [
+            [shm.region.slots.slot(phase, peer, dtype, (size,)) for peer in range(call.size)] for phase in (0, 1)
+        ]
         self._puts = [[rows[call.rank][place] for place in places] for rows in self._rows]
         self._total = np.empty(size, dtype)
         self._takes = [self._total[place] for place in places]
@@ -217,7 +226,7 @@ class ListReduceInChunks(BarrierPlan):
 
     def __init__(self, shm: ShmGroup, call: Call) -> None:
         super().__init__(shm.barrier, shm.backend, call)
-        chunk_bytes = min(_LIST_CHUNK_BYTES, shm.region.slot_bytes)
+        chunk_bytes = min(_LIST_CHUNK_BYTES, shm.region.slots.slot_bytes)
         self._chunks = [ListReduce(shm, call, parts) for parts in parts_of(each(call.recv), chunk_bytes)]
 
     def adopt_signature(self, signature: Signature) -> None:

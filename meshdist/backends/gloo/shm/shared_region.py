@@ -1,12 +1,14 @@
 """SharedRegion: the layout of a group's shared memory.
 
-lines   a line of flags for each rank: its signals, the calls they are for, its state, the length of its text
+lines   a line of flags for each rank: its signals, each with the call it is for; its state, the length of its text
 bells   a byte for each rank: the number of the doorbell it sleeps on, 0 while it is awake
 table   for each rank, its blocks for each other rank: address, bytes to it, bytes from it, address of those; twice
 shared_flags   a byte for each rank: 1 if its blocks are in shared arrays; twice
 places  for each rank, the places of those blocks in its shared arrays, for each other rank: see Place; twice
 mail    a byte for each rank: 1 if another rank has made a channel for messages to it
 texts   how a rank has left, a Departure; or its call, after a mismatch
+calls   the last calls of each rank from which it returned before the others had come: the step, the length, the text
+small slots  data of few bytes for the other ranks; for each rank one for each phase of its signals
 slots   data for the other ranks; two for each rank, used in turn
 """
 
@@ -23,8 +25,8 @@ from meshdist.backends.gloo.shm.segment import Segment
 
 WORD = 8
 PAGE = 4096
-# Two cache lines: processors fetch them in pairs.
-LINE_WORDS = 16
+# Pairs of cache lines, as processors fetch them.
+LINE_WORDS = 80
 TABLE_WORDS = 4
 PLACE_WORDS = 3
 TEXT_BYTES = PAGE
@@ -35,20 +37,23 @@ SMALL_GROUP, LARGEST_SLOT = 4, 1 << 20
 LARGE_GROUPS_SLOT, SMALLEST_SLOT = 256 << 10, 8 << 10
 SLOTS_BYTES = 8 << 20
 
-# Words of a rank's line. The signals of even and odd steps come first, then the fingerprints of their calls; the last
-# four are `CORES`, the bits of the processors that it may run on.
-FINGERPRINT, STATE, TEXT_LENGTH, TOKEN, ABILITIES, HEAP, OPENS_HEAPS, TRIAL, TUNING, CORES = (
-    2,
-    4,
-    5,
-    6,
-    7,
-    8,
-    9,
-    10,
-    11,
-    12,
+# The steps of a group have this many phases, in turn; as in the core.
+NUM_PHASES = 32
+# Words of a rank's line. First, for each phase, a signal and the fingerprint of its call; the last four are `CORES`,
+# the bits of the processors that the rank may run on.
+SIGNAL_WORDS, FINGERPRINT = 2, 1
+# Where the signal of each phase is. Those of steps in a row are in different cache lines, of eight words: the core
+# fetches the next line while it waits.
+SIGNAL_PLACES = tuple(phase % 8 * 8 + phase // 8 * SIGNAL_WORDS for phase in range(NUM_PHASES))
+STATE, TEXT_LENGTH, TOKEN, ABILITIES, HEAP, OPENS_HEAPS, TRIAL, TUNING, MISMATCHED = range(
+    NUM_PHASES * SIGNAL_WORDS, NUM_PHASES * SIGNAL_WORDS + 9
 )
+CORES = LINE_WORDS - 4
+# The words of a call: the step and the length of the text come first. As in the core.
+CALL_WORDS, _CALL_LENGTH, _CALL_TEXT = 32, 1, 2
+CALL_TEXT_BYTES = (CALL_WORDS - _CALL_TEXT) * WORD
+# A small slot holds a call of few bytes, for which waiting takes longer than copying.
+SMALL_SLOT_BYTES = 1024
 
 
 _CORE_BITS = 64 * (LINE_WORDS - CORES)
@@ -66,7 +71,8 @@ class SharedRegion:
 
     def __init__(self, segment: Segment, num_ranks: int) -> None:
         sizes = _Sizes(num_ranks)
-        self.slot_bytes = slot_bytes(num_ranks)
+        self.slots = Slots(segment, num_ranks, sizes.slots, slot_bytes(num_ranks))
+        self.small_slots = Slots(segment, num_ranks, sizes.small_slots, SMALL_SLOT_BYTES)
         self._segment = segment
         self._num_ranks = num_ranks
         self._sizes = sizes
@@ -161,35 +167,75 @@ class SharedRegion:
         length = self.words[self.line(rank, TEXT_LENGTH)]
         return bytes(self._bytes[begin : begin + length])
 
+    def call_words(self, rank: int) -> int:
+        """Return the index in `words` of a rank's calls, one for each phase."""
+        return self._sizes.calls // WORD + rank * NUM_PHASES * CALL_WORDS
+
+    def write_call_text(self, rank: int, phase: int, text: bytes) -> None:
+        """Record the call that a rank makes in a step of this phase; the step is the first word of `call_words`."""
+        word = self._call(rank, phase)
+        begin = (word + _CALL_TEXT) * WORD
+        self._bytes[begin : begin + len(text)] = text
+        self.words[word + _CALL_LENGTH] = len(text)
+
+    def call(self, rank: int, step: int) -> bytes | None:
+        """Return the call that a rank has recorded for a step; None if it has recorded none."""
+        word = self._call(rank, step)
+        if self.words[word] != step:
+            return None
+        begin = (word + _CALL_TEXT) * WORD
+        return bytes(self._bytes[begin : begin + self.words[word + _CALL_LENGTH]])
+
     def reserve_slots(self, rank: int, num_bytes: int) -> None:
         for phase in (0, 1):
-            self._segment.reserve(self._slot(phase, rank), max(1, num_bytes))
-
-    def slot(self, phase: int, rank: int, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int = 0) -> Array:
-        return self._view(self._slot(phase, rank) + offset, shape, dtype)
-
-    def stacked(self, phase: int, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int = 0) -> Array:
-        """Return the arrays at the same offset in all slots, stacked in one."""
-        rows, strides = (self._num_ranks, math.prod(shape)), (self.slot_bytes, dtype.itemsize)
-        return self._view(self._slot(phase, 0) + offset, rows, dtype, strides).reshape(self._num_ranks, *shape)
-
-    def diagonal(self, phase: int, dtype: np.dtype[Any], length: int) -> Array:
-        """Return, stacked in one array, segment i of rank i's slot."""
-        strides = (self.slot_bytes + length * dtype.itemsize, dtype.itemsize)
-        return self._view(self._slot(phase, 0), (self._num_ranks, length), dtype, strides)
+            self._segment.reserve(self.slots.offset(phase, rank), max(1, num_bytes))
 
     def seal(self) -> None:
         """Close the descriptor: all ranks have mapped the memory."""
         self._segment.seal()
+
+    def _call(self, rank: int, step: int) -> int:
+        return self.call_words(rank) + step % NUM_PHASES * CALL_WORDS
+
+    def _view(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        view: Array = np.ndarray(shape, dtype, self._segment.memory, offset)
+        return view
+
+
+class Slots:
+    """Slots of equal size, for each phase one for each rank; see `collectives.dataflow.Slots`.
+
+    Attributes:
+        slot_bytes: The size of a slot.
+        phase_bytes: How far a rank's slots of two phases that follow each other are apart.
+    """
+
+    def __init__(self, segment: Segment, num_ranks: int, begin: int, slot_bytes: int) -> None:
+        self.slot_bytes, self.phase_bytes = slot_bytes, num_ranks * slot_bytes
+        self._segment, self._num_ranks, self._begin = segment, num_ranks, begin
+
+    def offset(self, phase: int, rank: int) -> int:
+        """Return where in the memory a slot begins."""
+        return self._begin + phase * self.phase_bytes + rank * self.slot_bytes
+
+    def slot(self, phase: int, rank: int, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int = 0) -> Array:
+        return self._view(self.offset(phase, rank) + offset, shape, dtype)
+
+    def stacked(self, phase: int, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int = 0) -> Array:
+        """Return the arrays at the same offset in all slots, stacked in one."""
+        rows, strides = (self._num_ranks, math.prod(shape)), (self.slot_bytes, dtype.itemsize)
+        return self._view(self.offset(phase, 0) + offset, rows, dtype, strides).reshape(self._num_ranks, *shape)
+
+    def diagonal(self, phase: int, dtype: np.dtype[Any], length: int) -> Array:
+        """Return, stacked in one array, segment i of rank i's slot."""
+        strides = (self.slot_bytes + length * dtype.itemsize, dtype.itemsize)
+        return self._view(self.offset(phase, 0), (self._num_ranks, length), dtype, strides)
 
     def _view(
         self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None
     ) -> Array:
         view: Array = np.ndarray(shape, dtype, self._segment.memory, offset, strides)
         return view
-
-    def _slot(self, phase: int, rank: int) -> int:
-        return self._sizes.slots + (phase * self._num_ranks + rank) * self.slot_bytes
 
 
 class _Sizes:
@@ -200,7 +246,9 @@ class _Sizes:
         self.places = self.shared_flags + 2 * _up(num_ranks, WORD)
         self.mail = self.places + 2 * num_ranks * num_ranks * PLACE_WORDS * WORD
         self.texts = _up(self.mail + num_ranks, PAGE)
-        self.slots = self.texts + num_ranks * TEXT_BYTES
+        self.calls = self.texts + num_ranks * TEXT_BYTES
+        self.small_slots = self.calls + num_ranks * NUM_PHASES * CALL_WORDS * WORD
+        self.slots = _up(self.small_slots + num_ranks * NUM_PHASES * SMALL_SLOT_BYTES, PAGE)
         self.end = self.slots + 2 * num_ranks * slot_bytes(num_ranks)
 
 

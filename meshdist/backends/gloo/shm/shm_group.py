@@ -82,9 +82,9 @@ class ShmGroup:
         self.tuning = Tuning(Mode.OFF, None)
         self.table_bytes = [self.region.table_bytes(phase) for phase in (0, 1)]
         self.table_rows = [self.region.table_rows(phase) for phase in (0, 1)]
-        byte, shape = np.dtype(np.uint8), (self.region.slot_bytes,)
+        byte, shape = np.dtype(np.uint8), (self.region.slots.slot_bytes,)
         self.byte_slots = [
-            [self.region.slot(phase, rank, byte, shape) for rank in range(backend.size)] for phase in (0, 1)
+            [self.region.slots.slot(phase, rank, byte, shape) for rank in range(backend.size)] for phase in (0, 1)
         ]
         self._areas: dict[tuple[np.dtype[Any], int], list[list[list[Array]]]] = {}
         self._scratch: Array | None = None
@@ -171,7 +171,7 @@ class ShmGroup:
             ranks, area_bytes = range(self.backend.size), count * dtype.itemsize
             areas = self._areas[dtype, count] = [
                 [
-                    [self.region.slot(phase, rank, dtype, (count,), area_bytes * area) for area in ranks]
+                    [self.region.slots.slot(phase, rank, dtype, (count,), area_bytes * area) for area in ranks]
                     for rank in ranks
                 ]
                 for phase in (0, 1)
@@ -198,7 +198,7 @@ class SetupBarrierWait(BarrierWait):
         self._options = options
 
     def check(self) -> None:
-        self._barrier.check_states(self.word, SET_UP)
+        self._barrier.check_states(SET_UP)
         for rank in self._barrier.absent(self.word):
             check_withdrawn(self._options, rank, LeftOut.CALL)
         super().check()

@@ -7,7 +7,8 @@ from functools import partial
 from time import monotonic_ns
 from typing import TypeAlias, TypeVar
 
-from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait
+from meshdist.backends.gloo.shm.barrier_plans import BarrierPlan
+from meshdist.backends.gloo.shm.flag_barrier import BarrierWait
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.tuning import Trials
 from meshdist.runtime.call import Buffers, Call, Signature, each

@@ -13,8 +13,9 @@ from functools import partial
 
 from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import quiet_runner
+from meshdist.backends.gloo.shm.barrier_plans import BarrierPlan
 from meshdist.backends.gloo.shm.descriptors import ORDINARY
-from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait
+from meshdist.backends.gloo.shm.flag_barrier import BarrierWait
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.collectives.algorithms.blocks import reduce_in_rank_order
 from meshdist.collectives.dataflow import Blocks, ReductionSpec, TransferSpec

@@ -1,0 +1,186 @@
+"""Plans of calls in the steps of a group; those of few bytes take one step."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from meshdist import core
+from meshdist.backends.base import Backend, Plan
+from meshdist.backends.gloo.shm.flag_barrier import ALL, BarrierWait, EarlyReturn, FlagBarrier
+from meshdist.backends.gloo.shm.shared_region import CALL_TEXT_BYTES, NUM_PHASES
+from meshdist.runtime.call import Buffers, Call, Signature
+
+if TYPE_CHECKING:
+    from meshdist.core import Step
+
+
+class BarrierPlan(Plan):
+    def __init__(self, barrier: FlagBarrier, backend: Backend, call: Call) -> None:
+        super().__init__(backend, call)
+        self.barrier = barrier
+        self.fingerprint = self.signature.fingerprint
+
+    @abstractmethod
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
+        """Carry out the call, yielding a wait at each step."""
+
+    def adopt_signature(self, signature: Signature) -> None:
+        """Carry out a part of another call: signal and report that call's signature."""
+        self.signature, self.fingerprint = signature, signature.fingerprint
+
+    def run(self, send: Buffers, recv: Buffers) -> None:
+        await_others = self.barrier.await_others
+        for wait in self.steps(send, recv):
+            await_others(wait.word, self)
+
+    def first_step(self, send: Buffers, recv: Buffers) -> Callable[[], object]:
+        """Take the first step of a call; return what carries out the rest."""
+        steps = self.steps(send, recv)
+        self.barrier.await_others(next(steps).word, self)
+        return partial(self._take_steps, steps)
+
+    def _take_steps(self, steps: Iterator[BarrierWait]) -> None:
+        for wait in steps:
+            self.barrier.await_others(wait.word, self)
+
+    def arrive(self) -> BarrierWait:
+        return BarrierWait(self.barrier, self.barrier.signal(self.fingerprint), self.signature)
+
+    def await_rest(self, word: int) -> None:
+        """Go on with a wait that takes longer than a few polls."""
+        await_rest(self.backend, self.error_prefix, self.barrier, self.signature, word)
+
+    def compiled(self, copies: StepCopies | None) -> Step | None:
+        """Return what carries out a call of one step; None if the core does not."""
+        if core.module is None or copies is None:
+            return None
+        # Not of this plan, which holds the step.
+        wait = partial(await_rest, self.backend, self.error_prefix, self.barrier, self.signature)
+        return core.Step(self.barrier, self.fingerprint, wait, self._early_return(), *copies)
+
+    def _early_return(self) -> tuple[int, int, bytes]:
+        """Return for whom this rank waits; if not for all: how far slots of two phases are apart, the call in words."""
+        return ALL, 0, b""
+
+
+class OneStep(BarrierPlan):
+    """A call of few bytes: put them into the slot, step, take what the others put.
+
+    The core does all of that, if it is there, as far as `step_copies` can describe it.
+
+    Args:
+        early: How ranks return before the others have come, if they do.
+
+    Attributes:
+        phases: The phases of the slots, of which a call uses one.
+        num_listed: For how many of them, from the first on, `step_copies` lists the copies.
+    """
+
+    copies = True
+    _step: Step | None = None
+    _is_compiled = False
+
+    def __init__(self, barrier: FlagBarrier, backend: Backend, call: Call, early: EarlyReturn | None = None) -> None:
+        super().__init__(barrier, backend, call)
+        self._awaited, slots = early or (ALL, None)
+        self._phase_bytes = 0 if slots is None else slots.phase_bytes
+        self.phases, self.num_listed = (range(2), 2) if early is None else (range(NUM_PHASES), 1)
+        self._text = self._encoded()
+
+    @abstractmethod
+    def put(self, send: Buffers, phase: int) -> None: ...
+
+    @abstractmethod
+    def take(self, recv: Buffers, phase: int) -> None: ...
+
+    def step_copies(self) -> StepCopies | None:
+        """Return what `put` and `take` do, for the core; None if they do more than that can describe."""
+        return None
+
+    @property
+    def runner(self) -> Callable[[Any, Any], object]:
+        return self._compile() or self.run
+
+    def adopt_signature(self, signature: Signature) -> None:
+        super().adopt_signature(signature)
+        self._text = self._encoded()
+        self._step, self._is_compiled = None, False
+
+    def run(self, send: Buffers, recv: Buffers) -> None:
+        step = self._compile()
+        if step is not None and step(send, recv):
+            return
+        word, phase = self._begin(send)
+        self.barrier.await_others(word, self)
+        self.take(recv, phase)
+
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
+        word, phase = self._begin(send)
+        yield BarrierWait(self.barrier, word, self.signature)
+        self.take(recv, phase)
+
+    def _begin(self, send: Buffers) -> tuple[int, int]:
+        barrier = self.barrier
+        phase = barrier.flip() if self._awaited == ALL else barrier.record_call(self._text)
+        self.put(send, phase)
+        return barrier.signal(self.fingerprint, self._awaited), phase
+
+    def rest(self, recv: Buffers, word: int, phase: int) -> Iterator[BarrierWait]:
+        yield BarrierWait(self.barrier, word, self.signature)
+        assert self._step is not None, "the core has begun the call"
+        self._step.finish(recv, phase)
+
+    def _encoded(self) -> bytes:
+        return self.signature.text.encode()[:CALL_TEXT_BYTES]
+
+    def _early_return(self) -> tuple[int, int, bytes]:
+        return self._awaited, self._phase_bytes, self._text
+
+    def _compile(self) -> Step | None:
+        if not self._is_compiled:
+            self._is_compiled = True
+            self._step = self.compiled(self.step_copies())
+        return self._step
+
+
+def await_rest(backend: Backend, error_prefix: str, barrier: FlagBarrier, signature: Signature, word: int) -> None:
+    backend.wait(BarrierWait(barrier, word, signature), error_prefix)
+
+
+class SlotCopy(NamedTuple):
+    """A copy between an array of a call, or a part of it, and its place in a slot."""
+
+    array: int  # -1 is the sizes
+    offset: int
+    num_bytes: int
+    address: int
+
+
+class StepCopies(NamedTuple):
+    """What a call of one step copies, for the core."""
+
+    keeps: Any  # the arrays in the slots; the addresses point into them
+    num_sent: int  # arrays of the call
+    num_received: int
+    # For both phases, the copies into the slots and out of them. If ranks return early, for the first phase alone: the
+    # slots of the others follow at equal distances.
+    puts: Sequence[Sequence[SlotCopy]]
+    takes: Sequence[Sequence[SlotCopy]]
+    # What the rank keeps for itself, copied without the slots: the array and the offset that it is sent from, and those
+    # that it is received into, bytes.
+    kept: Sequence[tuple[int, int, int, int, int]] = ()
+    op: str = ""  # the reduction; "" for none
+    kind: str = "-"  # what dtype it is of
+    itemsize: int = 0
+    num_rows: int = 0
+    rows: Sequence[Sequence[int]] = ()  # what is reduced: for the phases, as above, the address of each rank's elements
+    num_elements: int = 0
+    total: int = 0  # where the result is put together before `takes` copy it to the arrays; 0 if it is one array
+    # If no rank knows all sizes: the table of all ranks' sizes when they were last compared; the address of this rank's
+    # own, which are array -1 of `puts`; and for both phases, the address of the table.
+    agreed: bytes = b""
+    sizes: int = 0
+    tables: tuple[int, int] = (0, 0)
