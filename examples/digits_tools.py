@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -19,11 +20,11 @@ def array_module(device: str) -> Any:
     try:
         import cupy
     except ImportError as error:
-        sys.exit(f"--device cuda needs CuPy: `pip install cupy-cuda12x` ({error})")
+        sys.exit(f"{Path(sys.argv[0]).name}: --device cuda needs CuPy: `pip install cupy-cuda12x` ({error})")
     try:
         num_gpus = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        sys.exit(f"--device cuda needs a GPU and its driver, CuPy finds none here ({error})")
+        sys.exit(f"{Path(sys.argv[0]).name}: --device cuda needs a GPU and its driver, CuPy finds none here ({error})")
     cupy.cuda.Device(dist.get_node_local_rank(0) % num_gpus).use()
     return cupy
 

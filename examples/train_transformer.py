@@ -84,11 +84,8 @@ def train(mesh: dist.DeviceMesh, args: argparse.Namespace) -> dict[str, Any]:
     # What this rank has: stages of the pipeline, and of each parameter of theirs its block along tp.
     specs = {s: parameters_of(network, s, schedule.num_stages) for s in schedule.stages_of(pp.get_local_rank())}
     of_all = {name: spec for stage in specs.values() for name, spec in stage.items()}
-    xp = array_module(args.device)
-    blocks = {
-        name: xp.asarray(block_of(network, spec, first_values(network, name, spec, args.dtype)))
-        for name, spec in of_all.items()
-    }
+    blocks = {name: block_of(network, s, first_values(network, name, s, args.dtype)) for name, s in of_all.items()}
+    blocks = {name: array_module(args.device).asarray(block) for name, block in blocks.items()}
     optimizer = (ShardedOptimizer if args.zero else ReplicatedOptimizer)(blocks, adam, dp)
     losses = load(Path(args.checkpoint), mesh, network, of_all, optimizer) if args.resume else []
     stages = {
@@ -150,7 +147,7 @@ def sample(
         new = np.zeros(1, np.int64)
         if logits is not None:  # on the rank of the last stage: for each token, this rank's part of the logits
             last = all_gather(logits[len(seen) - 1], network.tp, axis=0)
-            last = last.get() if args.device == "cuda" else last
+            last = last if args.device == "cpu" else last.get()
             new[0] = np.argmax(last / args.temperature + rng.gumbel(size=len(last)))
         pp.broadcast(new, group_src=schedule.rank_of(schedule.num_stages - 1))
         text = np.append(text, new)
@@ -244,10 +241,8 @@ def parsed() -> argparse.Namespace:
             made.error(f"there is no folder to write {path} to")
     if args.resume and not args.checkpoint:
         made.error("--resume needs --checkpoint, the folder to go on from")
-    if args.plain and (args.zero or args.sequence_parallel or args.checkpoint or args.plot):
-        made.error("--plain has no --zero, --sequence-parallel, --checkpoint and --plot")
-    if args.plain and args.device != "cpu":
-        made.error("--plain computes in NumPy, and has no --device cuda")
+    if args.plain and (args.zero or args.sequence_parallel or args.checkpoint or args.plot or args.device != "cpu"):
+        made.error("--plain has no --zero, --sequence-parallel, --checkpoint, --plot and --device cuda")
     if args.plain and args.schedule not in (None, "gpipe"):
         made.error(f"--plain has no schedule but gpipe, got {args.schedule}")
     return args

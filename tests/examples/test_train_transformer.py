@@ -160,7 +160,7 @@ def test_sizes_that_do_not_fit_are_explained(example, mesh, options, message):
         ("--prompt é", "--prompt must have one or more characters, all of them ASCII, got 'é'"),
         ("--json nowhere/run.json", "there is no folder to write nowhere/run.json to"),
         ("--plain --schedule 1f1b", "--plain has no schedule but gpipe, got 1f1b"),
-        ("--plain --zero", "--plain has no --zero, --sequence-parallel, --checkpoint and --plot"),
+        ("--plain --zero", "--plain has no --zero, --sequence-parallel, --checkpoint, --plot and --device cuda"),
     ],
 )
 def test_options_that_do_not_fit_are_explained(example, monkeypatch, capsys, options, message):

@@ -482,7 +482,14 @@ def callback_waits() -> str:
     def wait_for_another(_: Any) -> Any:
         return dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()
 
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 1:  # it makes its call once the other rank has its callback, and then that of the callback
+        store.wait(["has_callback"])
+        for _ in range(2):
+            dist.all_reduce(torch.ones(1))
+        return ""
     future = dist.all_reduce(torch.ones(1), async_op=True).get_future().then(wait_for_another)
+    store.set("has_callback", "")
     try:
         future.wait()
     except RuntimeError as error:

@@ -105,6 +105,7 @@ class FlagBarrier:
         self._bells = region.bell_words()
         self._calls = region.call_words(rank)
         self._recorded_texts: list[bytes | None] = [None] * NUM_PHASES
+        self._returns_early = False  # whether there is memory for that
 
     def early_return(self, giver: int | None, taker: int | None, num_bytes: int) -> EarlyReturn | None:
         """Return how ranks return early from a call in which only `giver` gives or only `taker` takes, if they do.
@@ -115,6 +116,9 @@ class FlagBarrier:
         # In a part of a larger group, all ranks of that compare each call before the next one.
         if (giver is None and taker is None) or num_bytes > slots.slot_bytes or self.explain is not None:
             return None
+        if not self._returns_early:
+            self.region.reserve_early_returns(self.rank)
+            self._returns_early = True
         if self.rank == giver or taker not in (None, self.rank):
             return EarlyReturn(NONE, slots)
         return EarlyReturn(GIVERS if giver is None else self.region.line(giver, 0), slots)

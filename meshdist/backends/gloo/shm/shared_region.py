@@ -78,7 +78,7 @@ class SharedRegion:
         self._sizes = sizes
         self._bytes = memoryview(segment.memory).cast("B")
         self.words = self._bytes[: sizes.slots].cast("Q")
-        segment.reserve(0, sizes.slots)
+        segment.reserve(0, sizes.calls)
 
     @staticmethod
     def num_bytes(num_ranks: int) -> int:
@@ -189,6 +189,12 @@ class SharedRegion:
     def reserve_slots(self, rank: int, num_bytes: int) -> None:
         for phase in (0, 1):
             self._segment.reserve(self.slots.offset(phase, rank), max(1, num_bytes))
+
+    def reserve_early_returns(self, rank: int) -> None:
+        """Reserve what a rank writes for calls from which ranks return before the others have come."""
+        self._segment.reserve(self.call_words(rank) * WORD, NUM_PHASES * CALL_WORDS * WORD)
+        for phase in range(NUM_PHASES):
+            self._segment.reserve(self.small_slots.offset(phase, rank), SMALL_SLOT_BYTES)
 
     def seal(self) -> None:
         """Close the descriptor: all ranks have mapped the memory."""
