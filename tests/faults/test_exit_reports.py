@@ -127,7 +127,7 @@ def test_who_takes_of_any_rank_is_told_before_the_store_goes(port):
     """Rank 0 holds the store, and waits for rank 2 before it gives it up."""
     outcomes = run_ranks(ANY, lambda rank: [f"tcp://127.0.0.1:{port}", str(rank)], 3)
     took_s, message = outcomes[2][1].strip().split(maxsplit=1)
-    assert float(took_s) < 1.5
+    assert float(took_s) < 10.0  # of a timeout of 20 s
     gone = [rf"rank {rank} \(pid \d+ on [^)]*\) called destroy_process_group\(\)" for rank in (0, 1)]
     assert re.search(f"recv on group 'world' .*all others are gone: {gone[0]}; {gone[1]}{NUMBER}$", message), message
 

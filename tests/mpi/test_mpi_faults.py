@@ -149,4 +149,4 @@ def test_ctrl_c_in_a_wait(run):
     assert done.returncode == 5, done.stderr
     late = {tuple(line.split()[:2]): float(line.split()[2]) for line in done.stdout.splitlines()}
     assert len(late) == 6, done.stdout
-    assert max(late.values()) < 0.1, late
+    assert max(late.values()) < 2.0, late  # the waits themselves last for a minute
