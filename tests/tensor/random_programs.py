@@ -316,7 +316,8 @@ def _finding(self: Program, at: int, shape: Any, ndim: int, shapes: Any) -> Step
         "extract": lambda arrays: np.extract(_steady(arrays[at]) != 1, arrays[at]),
         "compress": lambda arrays: np.compress([True, False], arrays[at], axis=axis),
         "triu": lambda arrays: np.triu(arrays[at], axis),
-        "nan_to_num": lambda arrays: np.nan_to_num(arrays[at]),
+        # Not the largest numbers, of which a rank's part of a product may overflow where the whole does not.
+        "nan_to_num": lambda arrays: np.nan_to_num(arrays[at], posinf=9.0, neginf=-9.0),
         "append": lambda arrays: np.append(arrays[at], arrays[at], axis),
     }
     return steps[name]
