@@ -365,11 +365,23 @@ def has_news(waitable: Waitable) -> bool:
         return True
 
 
+def _is_armed(waitable: Waitable, bell: Doorbell) -> bool:
+    """Arm `waitable`; return False if it raises."""
+    try:
+        waitable.arm(bell)
+    except Exception:  # it is raised again where the waitable's own caller checks it
+        return False
+    return True
+
+
 def wait_any(waitables: Sequence[Waitable], bell: Doorbell, longest_s: float) -> None:
     """Sleep until one of `waitables` may be ready or the bell rings, at most for about `longest_s`."""
-    for waitable in waitables:
-        waitable.arm(bell)
+    armed: list[Waitable] = []
     try:
+        for waitable in waitables:
+            armed.append(waitable)
+            if not _is_armed(waitable, bell):
+                return
         # The first sleep is short in case a peer did not see the arming; without peers it is not needed.
         for poll_interval_s in (FIRST_POLL_INTERVAL_S, longest_s) if waitables else (longest_s,):
             if any(map(has_news, waitables)):
@@ -377,7 +389,7 @@ def wait_any(waitables: Sequence[Waitable], bell: Doorbell, longest_s: float) ->
             if bell.wait(min(poll_interval_s, *(waitable.poll_interval_s() for waitable in waitables), longest_s)):
                 return
     finally:
-        for waitable in waitables:
+        for waitable in armed:
             waitable.disarm(bell)
 
 

@@ -227,3 +227,48 @@ def test_a_timeout_says_which_tags_are_there(worlds, src):
         assert re.search(
             f"from {source} with tag 2; messages with tags 1, 4 are waiting to be received$", reports, re.MULTILINE
         ), reports
+
+
+# The progress thread finds the message of a rank that has ended since, just as it goes to sleep.
+GONE = """
+import os, sys
+import numpy as np
+import meshdist as dist
+from meshdist.backends.gloo.match import GlooRecvRequest
+
+url, rank, sleeps = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+dist.init_process_group("gloo", init_method=url, rank=rank, world_size=2, timeout=20)
+pids = [None, None]
+dist.all_gather_object(pids, os.getpid())
+if rank == 1:
+    while not os.path.exists(sleeps):
+        pass
+    dist.isend(np.ones(8), dst=0)
+    os._exit(0)
+
+arm = GlooRecvRequest.arm
+
+
+def arm_late(self, bell):
+    open(sleeps, "w").close()
+    while os.path.exists(f"/proc/{pids[1]}/exe"):
+        pass
+    arm(self, bell)
+
+
+GlooRecvRequest.arm = arm_late
+work = dist.irecv(np.empty(8), src=1)
+while os.path.exists(f"/proc/{pids[1]}/exe"):
+    pass
+try:
+    work.wait()
+    print("received", flush=True)
+except dist.DistBackendError as error:
+    print(error, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_rank_that_ends_before_its_first_message_is_found_is_told(port, tmp_path):
+    outcomes = run_ranks(GONE, lambda rank: [f"tcp://127.0.0.1:{port}", str(rank), str(tmp_path / "sleeps")], 2)
+    assert re.match(r"received|irecv on group 'world' \(rank 0 of 2\): rank 1 ", outcomes[0][1]), outcomes
