@@ -207,6 +207,7 @@ PLOTTED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mesh_shape", "shape", "placements"), PLOTTED)
 def test_all_texts_of_a_plot_can_be_read(mesh_shape, shape, placements):
     with meshdist.dry_run(world_size=math.prod(mesh_shape), rank=0):

@@ -202,7 +202,7 @@ def test_cuts_that_do_not_fit_are_refused_with_what_to_write() -> None:
 def test_what_there_is_not() -> None:
     def program() -> None:
         x = placed(WHOLE, dp=Shard(0))
-        with pytest.raises(TypeError, match=r"np.polyfit is not available for DTensors; use meshdist.tensor.local_map"):
+        with pytest.raises(TypeError, match=r"np.polyfit is not available for DTensors; use x.full"):
             np.polyfit(x, x, 1)
         with pytest.raises(TypeError, match=r"np.add.outer is not available"):
             np.add.outer(x, x)
