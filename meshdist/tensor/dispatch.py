@@ -128,6 +128,6 @@ def name_of_ufunc(ufunc: np.ufunc, method: str) -> str:
 
 def refuse(name: str) -> NoReturn:
     raise TypeError(
-        f"{name} is not available for DTensors; use x.full() for the whole array, x.redistribute({{}}) where the function"
-        " takes arrays that every rank has, or meshdist.tensor.local_map to call it on each block by itself"
+        f"{name} is not available for DTensors; use x.full() for the whole array, x.redistribute({{}}) where the"
+        " function takes arrays that every rank has, or meshdist.tensor.local_map to call it on each block by itself"
     )
