@@ -14,7 +14,7 @@ from autograd.tracer import isbox
 
 from meshdist.arrays.device_types import taken
 from meshdist.arrays.trees import Tree
-from meshdist.autograd.device_arrays import as_array
+from meshdist.autograd.device_arrays import as_any_array
 from meshdist.autograd.tape import Tape, TapeNode, backward, is_differentiable, is_on, recording
 
 
@@ -73,7 +73,7 @@ class _Boxed:
         for box, leaf in zip(self.boxes, self._tree.leaves, strict=True):
             gradient = found.get(box._node) if isbox(box) else None
             leaves.append(
-                vspace(leaf).zeros() if gradient is None else as_array(gradient).astype(leaf.dtype, copy=False)
+                vspace(leaf).zeros() if gradient is None else as_any_array(gradient).astype(leaf.dtype, copy=False)
             )
         return self._tree.rebuilt(leaves)
 

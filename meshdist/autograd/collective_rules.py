@@ -11,7 +11,7 @@ from autograd.extend import defvjp, primitive
 from autograd.tracer import getval, isbox
 
 from meshdist.arrays.reduce_op import Op, PremulSum, ReduceOp, as_reduce_op
-from meshdist.autograd.device_arrays import on_host
+from meshdist.autograd.device_arrays import as_any_array
 from meshdist.autograd.tape import communicating
 from meshdist.debug.debug_level import DebugLevel, get_debug_level
 from meshdist.debug.replicated import check_replicated
@@ -167,7 +167,7 @@ def check_invariant(of: str, members: ProcessGroup, g: Any) -> None:
     if isbox(value) or get_debug_level() is not DebugLevel.DETAIL:
         return
     check_replicated(
-        on_host(value),
+        as_any_array(value),
         members,
         f"the gradient of the result of {of} (grad='identity': ranks that use the result each for its own part have to"
         " add their gradients, by grad='reduce', or by copy before such a use)",

@@ -33,7 +33,7 @@ from meshdist.autograd.collective_rules import (
     reduction_of,
     with_vjp,
 )
-from meshdist.autograd.device_arrays import as_array
+from meshdist.autograd.device_arrays import as_any_array
 from meshdist.collectives.dimensions import dimension
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import resolve
@@ -56,7 +56,7 @@ def _pull_all_reduce(g: Any, x: Any, y: Any, members: ProcessGroup, op: Any, gra
 
 def _share(x: Any, y: Any, members: ProcessGroup) -> Any:
     """Return this rank's share of the gradient of a maximum or minimum: ranks that tie have equal ones."""
-    held = as_array(np.equal(getval(x), getval(y))).astype(_dtype(y))
+    held = as_any_array(np.equal(getval(x), getval(y))).astype(_dtype(y))
     with np.errstate(invalid="ignore"):  # of a NaN, which no rank equals, the shares are NaN
         return held / functional.all_reduce(held, ReduceOp.SUM, members)
 
@@ -104,7 +104,7 @@ def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, *, grad: 
 
 
 _COPY = Collective(
-    "copy", lambda x, members: as_array(x).copy(), lambda g, x, y, members: all_reduce(g, ReduceOp.SUM, members)
+    "copy", lambda x, members: as_any_array(x).copy(), lambda g, x, y, members: all_reduce(g, ReduceOp.SUM, members)
 )
 
 
@@ -233,7 +233,7 @@ def _pull_reduce_scatter(
         return whole * anp.conj(op.factor) if np.iscomplexobj(op.factor) else whole * op.factor.astype(_dtype(g))
     if op is ReduceOp.SUM:
         return whole
-    result = functional.all_gather_into_tensor(as_array(getval(y)), members, axis=place)
+    result = functional.all_gather_into_tensor(as_any_array(getval(y)), members, axis=place)
     return whole * _share(x, result, members)
 
 
@@ -359,7 +359,7 @@ def all_to_all(
 
 
 def _only_on(x: Any, members: ProcessGroup, root: int) -> Any:
-    return as_array(x).copy() if members.rank() == root else np.zeros_like(x)
+    return as_any_array(x).copy() if members.rank() == root else np.zeros_like(x)
 
 
 def _reduced_to(x: Any, members: ProcessGroup, root: int) -> Any:

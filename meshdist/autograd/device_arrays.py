@@ -14,7 +14,7 @@ from autograd.numpy import numpy_wrapper
 from autograd.numpy.numpy_boxes import ArrayBox
 
 from meshdist.arrays.device import cupy_module
-from meshdist.arrays.device_types import device_type_of, new_empty
+from meshdist.arrays.device_types import new_empty
 
 # What CuPy adds at repeated places; it computes other dtypes in one of these.
 _ADDABLE = frozenset(map(np.dtype, ("int32", "int64", "uint32", "uint64", "float16", "float32", "float64")))
@@ -81,14 +81,9 @@ def is_device_array(x: Any) -> bool:
     return isinstance(x, DeviceArrayBox) or type(x).__module__.partition(".")[0] == "cupy"
 
 
-def as_array(x: Any) -> Any:
-    """Return an array in GPU memory as it is, and anything else as a NumPy array."""
+def as_any_array(x: Any) -> Any:
+    """Return an array of CuPy as it is, and anything else as a NumPy array."""
     return x if is_device_array(x) else np.asarray(x)
-
-
-def on_host(x: Any) -> Any:
-    """Return a NumPy array of these values."""
-    return x.get() if is_device_array(x) else np.asarray(x)
 
 
 def new_zeros(shape: tuple[int, ...], like: Any) -> Any:
@@ -111,13 +106,13 @@ numpy_wrapper.concatenate_args = anp.concatenate_args = _concatenated
 
 def contiguous(x: Any) -> Any:
     """Return an array, or a number as one, that lies in one piece in the order of C."""
-    x = as_array(x)
+    x = as_any_array(x)
     return x if x.flags.c_contiguous else x.copy(order="C")
 
 
 def beside(x: Any, other: Any) -> Any:
     """Return the array `x` where `other` is: in GPU memory, if that is there."""
-    return cupy_module().asarray(x) if device_type_of(other) == "cuda" else x
+    return cupy_module().asarray(x) if is_device_array(other) else x
 
 
 def added_at(shape: tuple[int, ...], places: Any, values: Any) -> Any:

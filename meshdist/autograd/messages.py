@@ -13,7 +13,7 @@ from autograd.tracer import getval
 
 from meshdist.arrays.device_types import new_empty
 from meshdist.autograd.collective_rules import Collective, Wanted, array_of, with_vjp
-from meshdist.autograd.device_arrays import as_array, contiguous, new_zeros
+from meshdist.autograd.device_arrays import as_any_array, contiguous, new_zeros
 from meshdist.autograd.tape import communicating, current_tape, is_on
 from meshdist.collectives.send_recv import recv as _recv_into
 from meshdist.collectives.send_recv import send as _send_from
@@ -127,7 +127,7 @@ def _pull_send(g: Any, x: Any, y: Any, members: ProcessGroup, to: int, tag: int)
 
 def _kind_of(x: Any) -> Any:
     """Return an array without elements, of the dtype of `x` and in its memory."""
-    return np.empty_like(as_array(getval(x)), shape=0)
+    return np.empty_like(as_any_array(getval(x)), shape=0)
 
 
 _SEND = Collective("send", _sent, _pull_send, "x")

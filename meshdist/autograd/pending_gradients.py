@@ -11,7 +11,7 @@ from autograd.tracer import isbox
 from meshdist.arrays.host import consecutive_views
 from meshdist.arrays.trees import Tree
 from meshdist.autograd.collective_rules import check_gradient
-from meshdist.autograd.device_arrays import on_host
+from meshdist.autograd.device_arrays import as_any_array
 from meshdist.collectives.all_reduce import all_reduce
 from meshdist.collectives.objects import all_gather_object
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
@@ -200,7 +200,7 @@ def _check_equal(gradient: DTensor, name: str) -> None:
     axes = tuple(axis for axis in range(len(mesh.shape)) if axis not in busy and mesh.shape[axis] > 1)
     if axes:
         check_replicated(
-            on_host(gradient.to_local()),
+            as_any_array(gradient.to_local()),
             group_of(mesh, axes),
             f"the gradient of {name} (it replicates along these ranks: a sum over them is missing)",
         )

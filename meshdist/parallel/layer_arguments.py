@@ -11,7 +11,7 @@ import autograd.numpy as anp
 import numpy as np
 from autograd.tracer import getval, isbox
 
-from meshdist.autograd.device_arrays import as_array, on_host
+from meshdist.autograd.device_arrays import as_any_array
 from meshdist.debug.debug_level import DebugLevel, get_debug_level
 from meshdist.debug.replicated import check_replicated
 from meshdist.groups.process_group import ProcessGroup
@@ -66,7 +66,7 @@ class LayerCall:
                 else f"at least {counted(least, 'dimension')}"
             )
             raise ValueError(f"{self.prefix}: {name} must have {wanted}, got shape {shape}")
-        return x if isbox(x) else as_array(value)
+        return x if isbox(x) else as_any_array(value)
 
     def floating(self, name: str, x: Any, *, ndim: int | None = None, least: int = 0) -> Any:
         """Return an argument that is an array of a floating dtype.
@@ -149,4 +149,4 @@ class LayerCall:
         """
         value = getval(x)
         if self.members is not None and get_debug_level() is DebugLevel.DETAIL and not isbox(value):
-            check_replicated(on_host(value), self.members, f"{name} of {self.name}")
+            check_replicated(as_any_array(value), self.members, f"{name} of {self.name}")

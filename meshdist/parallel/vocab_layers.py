@@ -71,7 +71,7 @@ def vocab_parallel_embedding(
     indices = call.integers("indices", indices, vocabulary, _described(call, rows, vocab_size))
     call.check_replicated("indices", indices)
     place = call.sequence_dim(indices, sequence_dim, features=0, divided=True) if sequence_parallel else 0
-    taken = _rows(table, beside(indices, getval(table)).astype(np.int64) - first)
+    taken = _rows(table, beside(indices, table).astype(np.int64) - first)
     if call.members is None:
         return taken
     if sequence_parallel:
@@ -124,7 +124,7 @@ def vocab_parallel_cross_entropy(logits: Any, targets: Any, *, axis: GroupLike, 
     if anp.result_type(logits).itemsize < 4:
         logits = logits.astype(np.float32)
     flat = anp.reshape(logits, (math.prod(shape), block))
-    places = beside(targets, getval(logits)).reshape(-1).astype(np.int64) - first
+    places = beside(targets, logits).reshape(-1).astype(np.int64) - first
     losses = _losses(flat, places, call, vocab_size is None)[0]
     return anp.reshape(losses, tuple(shape))
 

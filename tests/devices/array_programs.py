@@ -36,3 +36,14 @@ def stencils(mesh):
     line.sendrecv(columns, room[:, 2:4], (rank + 1) % line.size(), (rank - 1) % line.size())
     found.append(room)
     return [part.get() if hasattr(part, "get") else part for part in found]
+
+
+def check_stencils(shape):
+    """Compare what `stencils` returns on a mesh of GPUs of this shape with that on a mesh of CPUs."""
+    names = ("dp", "tp")[: len(shape)]
+    want = dist.run(
+        lambda: stencils(dist.init_device_mesh("cpu", shape, mesh_dim_names=names)), int(np.prod(shape)), timeout=60
+    )
+    for rank, found in enumerate(on_gpu_mesh(shape, names, stencils)):
+        for here, there in zip(found, want[rank], strict=True):
+            np.testing.assert_allclose(here, there, rtol=1e-12, atol=1e-12)
