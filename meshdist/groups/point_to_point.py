@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from meshdist import core
+from meshdist.arrays.device_types import device_type_of
 from meshdist.arrays.host import Array, labelled_dtype, pack
 from meshdist.arrays.plain_numbers import plain_number
 from meshdist.backends.base import Backend
@@ -85,6 +86,13 @@ class PointToPoint(Exchanges):
         """Return the function `name` without hooks, for a part of a call that the hooks have seen already."""
         function: Callable[..., Any] = getattr(type(self), name).__get__(self)
         return function
+
+    def has_tags(self, array: Any) -> bool:
+        """Return whether messages with this array have tags; NCCL's have none, and arrive in the order of the sends."""
+        if device_type_of(array) == "cpu":
+            return True
+        calls = self._group.device_calls("has_tags")
+        return calls is None or calls.has_tags
 
     def peer(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
         """Return the peer of a message; see `ProcessGroup.root`."""

@@ -14,7 +14,6 @@ import numpy as np
 from numpy import ndarray
 
 from meshdist import core
-from meshdist.arrays.device_types import device_type_of
 from meshdist.arrays.reduce_op import Op, PremulSum, as_reduce_op
 from meshdist.backends.base import Backend, Plan
 from meshdist.collectives.methods import CollectiveMethods
@@ -324,13 +323,6 @@ class ProcessGroup(CollectiveMethods, Membership):
         """
         backend = self.named(self.error_prefix(of), self._backends.for_device, "cuda")
         return None if backend is None else backend.device_calls
-
-    def has_tags(self, array: Any) -> bool:
-        """Return whether messages with this array have tags; NCCL's have none, and arrive in the order of the sends."""
-        if device_type_of(array) == "cpu":
-            return True
-        calls = self.device_calls("has_tags")
-        return calls is None or calls.has_tags
 
     def usable_backend(self, error_prefix: str, *buffers: Any) -> Backend:
         """Return the backend for these arrays, or lists of them; raise if this rank cannot use the group."""

@@ -200,7 +200,7 @@ def _around(held: Any, plan: _Plan) -> Iterator[tuple[int, Any]]:
 def _shifted(held: Any, taken: Any, members: ProcessGroup, tag: int) -> list[Any]:
     """Begin to send `held` to the next rank, and to receive from the one before."""
     rank, size = members.rank(), members.size()
-    tag = tag if members.has_tags(held) else 0  # the ranks send both kinds in the same order
+    tag = tag if members.messages.has_tags(held) else 0  # the ranks send both kinds in the same order
     receive = irecv(taken, group=members, group_src=(rank - 1) % size, tag=tag)
     return [receive, isend(held, group=members, group_dst=(rank + 1) % size, tag=tag)]
 

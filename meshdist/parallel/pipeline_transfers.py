@@ -101,7 +101,7 @@ class Transfers:
             )
         tag = self._tag(edge, action.microbatch)
         self._sends += [
-            isend(leaf, group=self._group, group_dst=peer, tag=tag if self._group.has_tags(leaf) else 0)
+            isend(leaf, group=self._group, group_dst=peer, tag=tag if self._group.messages.has_tags(leaf) else 0)
             for leaf in tree.leaves
         ]
         if len(self._sends) > _MOST_SENDS:
@@ -114,7 +114,7 @@ class Transfers:
         if (
             outline is None
             or self._is_near[self._source(edge)]
-            or not all(map(self._group.has_tags, outline.tree.leaves))
+            or not all(map(self._group.messages.has_tags, outline.tree.leaves))
         ):
             return
         buffers = _empty(outline)
@@ -130,7 +130,7 @@ class Transfers:
     def _received(self, action: Action) -> _Coming:
         """Receive what `action` receives, and before it what the same rank sends before and has no tags."""
         outline = self._outline(action)
-        if all(map(self._group.has_tags, outline.tree.leaves)):
+        if all(map(self._group.messages.has_tags, outline.tree.leaves)):
             return self._taken(action, outline)
         order = self._order_of(self._source((action.stage, action.kind)))
         while action not in self._early:
@@ -141,7 +141,7 @@ class Transfers:
     def _taken(self, action: Action, outline: _Outline) -> _Coming:
         coming, place = _Coming(outline, _empty(outline), []), self._place(action)
         for buffer in coming.buffers:
-            recv(buffer, **(place if self._group.has_tags(buffer) else {**place, "tag": 0}))
+            recv(buffer, **(place if self._group.messages.has_tags(buffer) else {**place, "tag": 0}))
         return coming
 
     def _order_of(self, peer: int) -> deque[Action]:

@@ -92,6 +92,8 @@ class OnDevice(Protocol):
 
     @property
     def device(self) -> int | None: ...
+    @property
+    def has_tags(self) -> bool: ...
 
 
 MessageTaker: TypeAlias = "Callable[[str, Callable[..., Any]], Callable[..., Any]]"
