@@ -34,8 +34,15 @@ def overhead_calls(mesh: dist.DeviceMesh, torch_mesh: Any) -> dict[str, Calls]:
         "a[:, 2:4], an unsharded dimension": {"meshdist": lambda: x[:, 2:4], "bare": lambda: block[:, 2:4]},
         "to_local": {"meshdist": x.to_local},
         "a.sum(axis=1)": {"meshdist": lambda: x.sum(axis=1), "bare": lambda: block.sum(axis=1)},
+        "np.where(a > 0, a, 0)": {"meshdist": lambda: np.where(mask, x, 0), "bare": lambda: np.where(positive, block, 0)},
+        "np.clip(a, 0, 1)": {"meshdist": lambda: np.clip(x, 0, 1), "bare": lambda: np.clip(block, 0, 1)},
+        "np.concatenate([a, a], axis=1)": {
+            "meshdist": lambda: np.concatenate([x, x], axis=1),
+            "bare": lambda: np.concatenate([block, block], axis=1),
+        },
         "a @ w, w replicates": {},
     }
+    positive, mask = block > 0, x > 0
     w = distribute_tensor(np.ones((8, 8)), mesh, src_data_rank=None)
     rows["a @ w, w replicates"] = {"meshdist": lambda: x @ w, "bare": lambda: block @ block[:8]}
     if torch_mesh is not None:
@@ -44,6 +51,7 @@ def overhead_calls(mesh: dist.DeviceMesh, torch_mesh: Any) -> dict[str, Calls]:
 
         local = torch.ones(16, 8)
         y = torch_tensor.DTensor.from_local(local, torch_mesh, [torch_tensor.Shard(0)])
+        above = y > 0
         v = torch_tensor.DTensor.from_local(torch.ones(8, 8), torch_mesh, [torch_tensor.Replicate()])
         for name, call in (
             ("a + b, sharded the same way", lambda: y + y),
@@ -51,6 +59,9 @@ def overhead_calls(mesh: dist.DeviceMesh, torch_mesh: Any) -> dict[str, Calls]:
             ("a[:, 2:4], an unsharded dimension", lambda: y[:, 2:4]),
             ("to_local", y.to_local),
             ("a.sum(axis=1)", lambda: y.sum(dim=1)),
+            ("np.where(a > 0, a, 0)", lambda: torch.where(above, y, 0.0)),
+            ("np.clip(a, 0, 1)", lambda: torch.clamp(y, 0, 1)),
+            ("np.concatenate([a, a], axis=1)", lambda: torch.cat([y, y], dim=1)),
             ("a @ w, w replicates", lambda: y @ v),
         ):
             rows[name]["torch"] = call

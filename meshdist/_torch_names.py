@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
-from inspect import signature, unwrap
+from inspect import Parameter, signature, unwrap
 from typing import Any
 
 # Similar enough among the many names of a package, among the options of a command, and among the few arguments of one
@@ -254,11 +254,17 @@ def explain_call(function: Callable[..., Any], error: TypeError) -> None:
     found, function = unknown or many, unwrap(function)
     if found is None or found[1].rpartition(".")[2] != function.__name__:
         return
-    known = [name for name in signature(function).parameters if name != "self" and not name.startswith("_")]
+    parameters = signature(function).parameters
+    known = [name for name in parameters if name != "self" and not name.startswith("_")]
+    keywords = [name for name in known if parameters[name].kind is Parameter.KEYWORD_ONLY]
     if unknown is not None:
         error.args = (words + _instead_of_keyword(function.__name__, unknown[2], known),)
+    elif function.__name__ == "redistribute":
+        error.args = (f"{words}; an array stays on its mesh: write x.redistribute(placements)",)
     elif "mesh_dim_names" in known:
         error.args = (f"{words}; the names of the axes are a keyword: mesh_dim_names=",)
+    elif keywords:
+        error.args = (f"{words}; these are keywords: {', '.join(f'{name}=' for name in keywords)}",)
 
 
 def _instead_of_keyword(function: str, name: str, known: list[str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.system.name_hints import explaining
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.dispatch import NUMBERS, implements
 from meshdist.tensor.distribution import array_module, checked_shape, layout_on
@@ -24,21 +25,25 @@ def _made(
     return wrap(make(layout.local_shape(coordinate_in(mesh))), layout, mesh)
 
 
+@explaining
 def empty(shape: Any, dtype: Any = float, *, mesh: DeviceMesh, placements: Placements | None = None) -> DTensor:
     """Return an uninitialized array; see `numpy.empty`, and `distribute_tensor` for the placements."""
     return _made("empty", shape, mesh, placements, lambda block: array_module(mesh).empty(block, dtype))
 
 
+@explaining
 def zeros(shape: Any, dtype: Any = float, *, mesh: DeviceMesh, placements: Placements | None = None) -> DTensor:
     """Return an array of zeros; see `numpy.zeros`, and `distribute_tensor` for the placements."""
     return _made("zeros", shape, mesh, placements, lambda block: array_module(mesh).zeros(block, dtype))
 
 
+@explaining
 def ones(shape: Any, dtype: Any = float, *, mesh: DeviceMesh, placements: Placements | None = None) -> DTensor:
     """Return an array of ones; see `numpy.ones`, and `distribute_tensor` for the placements."""
     return _made("ones", shape, mesh, placements, lambda block: array_module(mesh).ones(block, dtype))
 
 
+@explaining
 def full(
     shape: Any, fill_value: Any, dtype: Any = None, *, mesh: DeviceMesh, placements: Placements | None = None
 ) -> DTensor:
@@ -58,6 +63,7 @@ def _fill(array: DTensor, value: Any) -> None:
         array[...] = value
 
 
+@explaining
 def arange(
     start: Any,
     stop: Any = None,
@@ -89,6 +95,7 @@ def arange(
     return wrap(array_module(mesh).asarray(values.astype(dtype)), layout, mesh)
 
 
+@explaining
 def linspace(
     start: Any,
     stop: Any,

@@ -135,8 +135,8 @@ _QUESTIONS = frozenset((np.shape, np.ndim, np.size, np.result_type, np.iscomplex
 _BEGINNINGS: dict[str, Callable[..., Any]] = {
     "__array_ufunc__": _of_ufunc,
     "__array_function__": _of_function,
-    "__getitem__": _of_method("x[key]"),
-    "__setitem__": _of_method("x[key] = value"),
+    "__getitem__": _of_method("getitem"),
+    "__setitem__": _of_method("setitem"),
     **{name: _of_method(name) for name in ("astype", "cpu", "cuda", "full", "item", "redistribute")},
 }
 _hidden = {name: getattr(DTensor, name) for name in _BEGINNINGS}

@@ -25,6 +25,7 @@ from meshdist.tensor.placements import (
     Placement,
     PlacementError,
     Placements,
+    PlacementsOf,
     Replicate,
     Shard,
     placements_in_order,
@@ -57,8 +58,9 @@ def as_block(array: Any, mesh: DeviceMesh) -> Any:
 
 def layout_on(name: str, mesh: DeviceMesh, shape: Sequence[int], placements: Placements | None) -> ArrayLayout:
     """Return the layout of an array of this shape on `mesh`, which the function `name` makes."""
-    ordered = placements_in_order(placements, mesh.shape, mesh.mesh_dim_names)
-    return _compared(name, ArrayLayout.of(shape, mesh.shape, ordered), mesh)
+    with PlacementsOf(name):
+        layout = ArrayLayout.of(shape, mesh.shape, placements_in_order(placements, mesh.shape, mesh.mesh_dim_names))
+    return _compared(name, layout, mesh)
 
 
 def _compared(name: str, layout: ArrayLayout, mesh: DeviceMesh) -> ArrayLayout:
@@ -126,18 +128,20 @@ def distribute_tensor(
         raise ValueError(
             f"distribute_tensor: src_data_rank must be a rank of the mesh, 0 to {size - 1}, got {src_data_rank}"
         )
-    ordered = placements_in_order(placements, mesh.shape, mesh.mesh_dim_names)
+    with PlacementsOf("distribute_tensor"):
+        ordered = placements_in_order(placements, mesh.shape, mesh.mesh_dim_names)
     if src_data_rank is None or size == 1:
         whole = as_block(array, mesh)
     else:
         given = None if array is None else as_block(array, mesh)
         shape, dtype = _agreed(given, ordered, mesh, src_data_rank)
+        with PlacementsOf("distribute_tensor"):
+            layout = ArrayLayout.of(shape, mesh.shape, ordered)
         scattered = ArrayLayout.of(shape, mesh.shape, [p if isinstance(p, Shard) else REPLICATE for p in ordered])
-        layout = ArrayLayout.of(shape, mesh.shape, ordered)
         _check_pending("distribute_tensor", layout, dtype)
         block = _scattered(given, scattered, dtype, mesh, src_data_rank)
         return wrap(block if layout is scattered else move(block, scattered, layout, mesh), layout, mesh)
-    layout = _compared("distribute_tensor", ArrayLayout.of(whole.shape, mesh.shape, ordered), mesh)
+    layout = layout_on("distribute_tensor", mesh, whole.shape, ordered)
     _check_pending("distribute_tensor", layout, whole.dtype)
     replicated = ArrayLayout.of_cuts(whole.shape, mesh.shape, (None,) * whole.ndim, {})
     if layout is replicated:
@@ -230,13 +234,14 @@ def from_local(
     refuse_deferring("DTensor.from_local", local)
     coordinate = coordinate_in(mesh)
     block = as_block(local, mesh)
-    ordered = placements_in_order(placements, mesh.shape, mesh.mesh_dim_names)
     if shape is None:
+        with PlacementsOf("DTensor.from_local"):
+            ordered = placements_in_order(placements, mesh.shape, mesh.mesh_dim_names)
         reported: list[Any] = [None] * mesh.size()
         mesh.all_gather_object(reported, (block.shape, block.dtype.str, ordered))
         layout = _layout_of_blocks(reported, mesh)
     else:
-        layout = _compared("DTensor.from_local", ArrayLayout.of(checked_shape(shape), mesh.shape, ordered), mesh)
+        layout = layout_on("DTensor.from_local", mesh, checked_shape(shape), placements)
         if layout.local_shape(coordinate) != block.shape:
             raise PlacementError(
                 f"DTensor.from_local: the block at {coordinate} of an array of"

@@ -20,6 +20,7 @@ from meshdist.tensor.moves import gather_to, move
 from meshdist.tensor.placements import (
     Placement,
     Placements,
+    PlacementsOf,
     placements_in_order,
     placements_text,
 )
@@ -325,8 +326,9 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
         except TypeError:
             key = None
         if target is None:
-            ordered = placements_in_order(placements, layout.mesh_shape, names)
-            target = ArrayLayout.of(layout.shape, layout.mesh_shape, ordered)
+            with PlacementsOf("redistribute"):
+                ordered = placements_in_order(placements, layout.mesh_shape, names)
+                target = ArrayLayout.of(layout.shape, layout.mesh_shape, ordered)
             if key is not None:
                 remember(_targets, key, target)
         return target

@@ -67,6 +67,12 @@ def call(
     except ValueError:
         found = " ".join(map(str, shapes))
         raise ValueError(f"{name}: operands could not be broadcast together with shapes {found}") from None
+    changed = (
+        "out=" if not outs or outs[0] is not inputs[0] else "operand 0, which y += x changes and y = y + x does not,"
+    )
+    for given in outs:
+        if given.shape != shape:
+            raise ValueError(f"{name}: {changed} must have the shape {shape} of the result, got {given.shape}")
     if ufunc is np.power and not masked and not kwargs and 0 not in shape:
         _check_power(*operands)
     passes = None if masked else _passes(ufunc, operands, kwargs)
@@ -79,7 +85,7 @@ def call(
     if not outs:
         results = ufunc(*blocks[: ufunc.nin], **kwargs, **({"where": blocks[ufunc.nin]} if masked else {}))
         return _wrapped(results, layout, mesh, origin)
-    return _into(ufunc, name, blocks, layout, out or (), kwargs, masked, mesh, origin)
+    return _into(ufunc, name, blocks, layout, out or (), changed, kwargs, masked, mesh, origin)
 
 
 def _check_power(base: Any, exponent: Any) -> None:
@@ -172,6 +178,7 @@ def _into(
     blocks: list[Any],
     layout: ArrayLayout,
     out: tuple[Any, ...],
+    changed: str,
     kwargs: dict[str, Any],
     masked: bool,
     mesh: DeviceMesh,
@@ -180,9 +187,6 @@ def _into(
     """Compute into the blocks of `out`; where they lie otherwise than the result, move it there."""
     inputs = blocks[: ufunc.nin]
     masks = {"where": blocks[ufunc.nin]} if masked else {}
-    for given in out:
-        if given is not None and given.shape != layout.shape:
-            raise ValueError(f"{name}: out= must have the shape {layout.shape} of the result, got {given.shape}")
     if all(given is not None and given.layout is layout for given in out):
         ufunc(*inputs, out=tuple(given.to_local() for given in out), **masks, **kwargs)
         for given in out:
@@ -200,7 +204,7 @@ def _into(
         if given is None:
             returned.append(made)
             continue
-        why = f"out=, or the array changed in place, is {given.layout.describe(mesh.mesh_dim_names)}"
+        why = f"{changed} is {given.layout.describe(mesh.mesh_dim_names)}"
         local = require(name, made, given.layout, why, f"{name}(...)", may_be_shifted=True)
         np.copyto(given.to_local(), local, casting=kwargs.get("casting", "same_kind"))
         given._origin = origin if given.layout.pending else None

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.system.name_hints import explaining
 from meshdist.tensor.agreement import inherited, merged, origin_of
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.dispatch import begin, implements
@@ -16,12 +17,21 @@ from meshdist.tensor.distribution import Memory, array_module, as_block, from_lo
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.index_keys import normalized
 from meshdist.tensor.operands import local_of, mesh_of, require
-from meshdist.tensor.placements import Partial, Placement, Placements, Replicate, Shard, placements_in_order
+from meshdist.tensor.placements import (
+    Partial,
+    Placement,
+    Placements,
+    PlacementsOf,
+    Replicate,
+    Shard,
+    placements_in_order,
+)
 
 # Of the shapes of results that are remembered for a function.
 _MOST_TOLD = 1_000
 
 
+@explaining
 def local_map(
     fn: Callable[..., Any],
     out_placements: Placements | Sequence[Placements | None] | None,
@@ -123,8 +133,9 @@ def _blocks(
         if placements is None or not is_array:
             targets.append(None)
         else:
-            ordered = placements_in_order(cast(Any, placements), mesh.shape, mesh.mesh_dim_names)
-            targets.append(ArrayLayout.of(arg.shape, mesh.shape, ordered))
+            with PlacementsOf("local_map"):
+                ordered = placements_in_order(cast(Any, placements), mesh.shape, mesh.mesh_dim_names)
+                targets.append(ArrayLayout.of(arg.shape, mesh.shape, ordered))
     return [
         _local(arg) if target is None else _block(arg, target, number, mesh, may_move)
         for number, (arg, target) in enumerate(zip(args, targets, strict=True))
@@ -159,7 +170,8 @@ def _output(result: Any, placements: Any, mesh: DeviceMesh, told: dict[Any, Any]
             "local_map: fn returned None where out_placements has placements; return an array, or pass None"
         )
     block = as_block(result, mesh)
-    ordered = placements_in_order(placements, mesh.shape, mesh.mesh_dim_names)
+    with PlacementsOf("local_map"):
+        ordered = placements_in_order(placements, mesh.shape, mesh.mesh_dim_names)
     found = told.get((key, ordered, block.ndim))
     if found is None:
         shape = _whole_shape(block.shape, ordered)

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from meshdist.arrays.reduce_op import ReduceOp
 from meshdist.errors import UnknownAxisError
+from meshdist.mesh.layout.axes_and_chunks import unknown_axis
 from meshdist.system.plurals import counted
 
 PENDING_OPS = ("sum", "product", "max", "min", "avg")
@@ -93,6 +94,22 @@ GIVEN_SIZES: dict[tuple[Any, ...], None] = {}
 _MOST_GIVEN = 1000
 
 
+class PlacementsOf:
+    """A context in which errors about placements name the call that they were passed to."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, (PlacementError, UnknownAxisError, TypeError)):
+            raise type(error)(f"{self._name}: {error}") from None
+
+
 def _checked_sizes(sizes: Any) -> tuple[Any, ...]:
     try:
         listed = tuple(sizes)
@@ -157,7 +174,8 @@ def _checked(placement: Any) -> Placement:
     if isinstance(placement, (Replicate, Partial)):
         return placement
     if not isinstance(placement, Shard):
-        raise TypeError(f"placements: expected a Shard, Replicate or Partial, got {placement!r}")
+        hint = f"; did you mean Shard({placement})?" if type(placement) is int else ""
+        raise TypeError(f"placements: expected a Shard, Replicate or Partial, got {placement!r}{hint}")
     if placement.sizes is not None and len(GIVEN_SIZES) < _MOST_GIVEN:
         GIVEN_SIZES[placement.sizes] = None
     return placement
@@ -166,12 +184,11 @@ def _checked(placement: Any) -> Placement:
 def _axis(axis: Any, mesh_shape: Sequence[int], names: Sequence[str] | None) -> int:
     if isinstance(axis, str):
         if names is None or axis not in names:
-            known = (
-                f"the axes {', '.join(map(repr, names))}"
-                if names
-                else f"{counted(len(mesh_shape), 'axis', 'axes')} without names"
-            )
-            raise UnknownAxisError(f"placements: unknown axis {axis!r}; the mesh has {known}")
+            if not names:
+                axes = counted(len(mesh_shape), "axis", "axes")
+                raise UnknownAxisError(f"placements: unknown axis {axis!r}; the mesh has {axes} without names")
+            described = f"({', '.join(f'{name}={size}' for name, size in zip(names, mesh_shape, strict=True))})"
+            raise UnknownAxisError(f"placements: {unknown_axis(axis, described, names)}")
         return list(names).index(axis)
     if isinstance(axis, bool) or not hasattr(axis, "__index__"):
         raise TypeError(f"placements: an axis is a name or an index, got {axis!r} ({type(axis).__name__})")

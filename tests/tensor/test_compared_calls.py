@@ -35,8 +35,8 @@ def assign(x: DTensor, key: Any, value: Any) -> None:
 
 # What a rank calls, by its number, and a part of the texts of the ranks 0 and 1.
 CASES: dict[str, tuple[Callable[[DTensor, int], Any], str, str]] = {
-    "an index": (lambda x, rank: x[:, rank], "x[key]({x}, (:, 0))", "x[key]({x}, (:, 1))"),
-    "indices": (lambda x, rank: x[[0, rank]], "x[key]({x}, [0, 0])", "x[key]({x}, [0, 1])"),
+    "an index": (lambda x, rank: x[:, rank], "getitem({x}, (:, 0))", "getitem({x}, (:, 1))"),
+    "indices": (lambda x, rank: x[[0, rank]], "getitem({x}, [0, 0])", "getitem({x}, [0, 1])"),
     "an assigned value": (lambda x, rank: assign(x, ..., rank), "({x}, Ellipsis, 0)", "({x}, Ellipsis, 1)"),
     "a number": (lambda x, rank: x * rank, "np.multiply({x}, 0)", "np.multiply({x}, 1)"),
     "a number, in place": (lambda x, rank: x.__iadd__(rank), "np.add({x}, 0, out=({x},))", "np.add({x}, 1, "),

@@ -156,7 +156,7 @@ def test_in_place_and_out() -> None:
         assert_same(z, 2 * WHOLE)
         with pytest.raises(
             PlacementError,
-            match=r"changed in place, is \(5, 3\) as .* Call redistribute\(.*\) on np.add\(...\), which sends",
+            match=r"y = y [+] x does not, is \(5, 3\) as .* Call redistribute\(.*\) on np.add\(...\), which sends",
         ):
             y += x
         with pytest.raises(TypeError, match="must be a DTensor where an operand is one; write y = y"):

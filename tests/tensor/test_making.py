@@ -215,11 +215,20 @@ def test_numbers_are_formatted_where_nothing_is_sent() -> None:
     ("placements", "error", "message"),
     [
         ({"dp": Shard(2)}, PlacementError, r"shards dimension 2, but the array, of shape \(5, 3\), has only 2"),
-        ({"pp": Shard(0)}, KeyError, "unknown axis 'pp'; the mesh has the axes 'dp', 'tp'"),
+        (
+            {"pp": Shard(0)},
+            KeyError,
+            r"^.?distribute_tensor: placements: unknown axis 'pp': this mesh is \(dp=2, tp=2\)",
+        ),
         ([Shard(0)], PlacementError, "expected one for each of the axes 'dp', 'tp', got 1"),
         ({"dp": Shard(0, sizes=(1, 3))}, PlacementError, "1 [+] 3 = 4 rows, for 5"),
         ({"dp": Shard(0, sizes=(1, 3, 1))}, PlacementError, "2 sizes, one for each rank"),
-        ({"dp": "Shard(0)"}, TypeError, "expected a Shard, Replicate or Partial"),
+        (
+            {"dp": "Shard(0)"},
+            TypeError,
+            "^distribute_tensor: placements: expected a Shard, Replicate or Partial, got 'Sh",
+        ),
+        ({"dp": 0}, TypeError, r"expected a Shard, Replicate or Partial, got 0; did you mean Shard\(0\)\?"),
         ({"dp": Partial("max"), "tp": Partial()}, PlacementError, "the order of the two would matter"),
     ],
 )
@@ -229,6 +238,35 @@ def test_placements_that_do_not_fit(placements: Any, error: type[Exception], mes
 
     with pytest.raises(error, match=message):
         meshdist.run(program, 4)
+
+
+def test_errors_about_placements_and_arguments_name_the_call() -> None:
+    mesh = meshdist.init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+    x = zeros((2, 2), mesh=mesh)
+    new: Any = zeros  # its arguments are wrong
+    move: Any = x.redistribute
+    for call, error, message in (
+        (
+            lambda: zeros((2,), mesh=mesh, placements=[Shard(1)]),
+            PlacementError,
+            r"^zeros: placements: Shard\(1\) shards",
+        ),
+        (
+            lambda: x.redistribute([Shard(2)]),
+            PlacementError,
+            r"^redistribute: placements: Shard\(2\) shards dimension 2",
+        ),
+        (
+            lambda: DTensor.from_local(WHOLE, mesh, {"tp": Shard(0)}),
+            KeyError,
+            "DTensor.from_local: placements: unknown",
+        ),
+        (lambda: new((2, 2), mesh, [Shard(0)]), TypeError, "these are keywords: mesh=, placements="),
+        (lambda: new((2, 2), device_mesh=mesh), TypeError, r"did you mean mesh=\?"),
+        (lambda: move(mesh, [Shard(0)]), TypeError, r"an array stays on its mesh: write x.redistribute\(placements\)"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from placed_arrays import assert_same, on_meshes
 
 import meshdist
-from meshdist.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from meshdist.tensor import DTensor, Partial, PlacementError, Replicate, Shard, distribute_tensor
 from meshdist.tensor.operands import may_pass
 
 
@@ -247,6 +247,22 @@ def test_what_is_a_view_in_numpy_is_one() -> None:
                 assert_same(function(cut), function(cut.full()))
 
     on_meshes(program, meshes=[(1,), (2,)])
+
+
+def test_arrays_changed_in_place_keep_shape_and_placements() -> None:
+    def program(mesh: Any, _: Any) -> None:
+        rows = placed(np.ones((4, 2)), mesh, Shard(0))
+        few, whole = rows[:1], placed(np.ones((4, 2)), mesh, Replicate())
+        with pytest.raises(ValueError, match=r"y = y [+] x does not, must have the shape \(4, 2\) of the result, got"):
+            few += rows
+        with pytest.raises(
+            PlacementError, match=r"operand 0, which y [+]= x changes and y = y [+] x does not, is \(4, 2"
+        ):
+            whole += rows
+        with pytest.raises(PlacementError, match=r"out= is \(4, 2\) as {'a': Replicate\(\)}, and np.add\(...\) is"):
+            np.add(rows, rows, out=whole)
+
+    on_meshes(program, meshes=[(2,)])
 
 
 def test_orders_and_shapes_that_are_refused() -> None:
