@@ -34,7 +34,10 @@ def overhead_calls(mesh: dist.DeviceMesh, torch_mesh: Any) -> dict[str, Calls]:
         "a[:, 2:4], an unsharded dimension": {"meshdist": lambda: x[:, 2:4], "bare": lambda: block[:, 2:4]},
         "to_local": {"meshdist": x.to_local},
         "a.sum(axis=1)": {"meshdist": lambda: x.sum(axis=1), "bare": lambda: block.sum(axis=1)},
-        "np.where(a > 0, a, 0)": {"meshdist": lambda: np.where(mask, x, 0), "bare": lambda: np.where(positive, block, 0)},
+        "np.where(a > 0, a, 0)": {
+            "meshdist": lambda: np.where(mask, x, 0),
+            "bare": lambda: np.where(positive, block, 0),
+        },
         "np.clip(a, 0, 1)": {"meshdist": lambda: np.clip(x, 0, 1), "bare": lambda: np.clip(block, 0, 1)},
         "np.concatenate([a, a], axis=1)": {
             "meshdist": lambda: np.concatenate([x, x], axis=1),

@@ -2,7 +2,7 @@
 
 `MESHDIST_CORE` chooses: `auto` (the default) takes the core where it was built, `python` does without, `require` raises
 where it is missing. What it does is written in Python as well, which is the reference: the flag barrier, the plans of
-one step, the fast path of messages, `ProcessGroup.submit`, and the progress of async calls.
+one step and of chunks, the fast path of messages, `ProcessGroup.submit`, and the progress of async calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VARIABLE = "MESHDIST_CORE"
 
 _CHOICES = ("auto", "python", "require")
 # What this package and the module expect of each other; the same number stands in module.c.
-_INTERFACE = 19
+_INTERFACE = 20
 _CREATED = 2  # in a record; see `runtime.flight_recorder`
 
 T = TypeVar("T")
@@ -126,6 +126,7 @@ if TYPE_CHECKING:
     from meshdist.core._core import (
         Barrier,
         Calls,
+        Chunks,
         Exchange,
         Function,
         Handle,
@@ -139,12 +140,12 @@ if TYPE_CHECKING:
     )
 elif module is None:
     Function, Calls, Barrier, Ring, Step = partial, PlainCalls, None, None, None
-    Stream, SingleCopy, Inbox, ObjectSender, Exchange = None, None, None, None, None
+    Chunks, Stream, SingleCopy, Inbox, ObjectSender, Exchange = None, None, None, None, None, None
     Handle, TryLock = PlainHandle, threading.Lock
 else:
     Function, Calls, Barrier, Ring, Step = module.Function, module.Calls, module.Barrier, module.Ring, module.Step
     Handle, TryLock, Stream, SingleCopy = module.Handle, module.TryLock, module.Stream, module.SingleCopy
-    Inbox, ObjectSender, Exchange = module.Inbox, module.ObjectSender, module.Exchange
+    Inbox, ObjectSender, Exchange, Chunks = module.Inbox, module.ObjectSender, module.Exchange, module.Chunks
 
 
 def compare_by_identity(kind: type[T]) -> type[T]:
@@ -173,6 +174,7 @@ def use_many_worlds(slots: ContextVar[Any]) -> None:
 __all__ = [
     "Barrier",
     "Calls",
+    "Chunks",
     "Exchange",
     "Function",
     "Handle",

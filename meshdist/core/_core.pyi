@@ -85,14 +85,30 @@ class Step:
         num_rows: int = 0,
         rows: Sequence[Sequence[int]] | None = None,
         count: int = 0,
-        total: int = 0,
+        totals: tuple[int, int] = (0, 0),
         agreed: bytes = b"",
         sizes: int = 0,
         tables: tuple[int, int] = (0, 0),
+        own: tuple[int, int, int] = (-1, 0, 0),
+        is_second: bool = False,
+        yields: bool = False,
     ) -> None: ...
     # True if the call was carried out; False if nothing was done; None if nothing was taken.
     def __call__(self, send: Any, recv: Any) -> bool | None: ...
     def finish(self, recv: Any, phase: int) -> None: ...
+
+class Chunks:
+    def __init__(
+        self,
+        runs: Sequence[tuple[Step, Step | None, int]],  # so many chunks of the same steps
+        chunk_bytes: int,
+        num_arrays: tuple[int, int],
+    ) -> None: ...
+    # True if the call was carried out; False if nothing was done; None if the ranks' sizes are not those agreed.
+    def __call__(self, send: Any, recv: Any) -> bool | None: ...
+    # The same in two parts: the first step, and the rest.
+    def begin(self, send: Any, recv: Any) -> bool | None: ...
+    def finish(self, send: Any, recv: Any) -> bool: ...
 
 class SingleCopy:
     # Returns None for too many arrays, or where NumPy has to reduce.

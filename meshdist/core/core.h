@@ -159,8 +159,14 @@ typedef struct {
     char **rows[2]; /* if ranks return early, those of the first phase, and of the current one */
     char **part_rows; /* of one part, if the parts of a list are reduced one by one */
     int own_row[2];   /* which of two rows is this rank's, and in the array as well as in the slot; -1 for none */
+    struct Own { /* the row that is not in a slot, but in an array that is sent; -1 for none */
+        int row, which;
+        Py_ssize_t offset;
+    } own;
     Py_ssize_t count, itemsize;
-    char *total; /* where the result is put together, from which it is taken; the array received if NULL */
+    char *totals[2]; /* where the result is put together, from which it is taken; the array received if NULL */
+    bool is_second;  /* of two steps with the same phase */
+    bool yields;     /* other threads may run while it copies and reduces */
     /* If no rank knows all sizes: those of this rank, and the table of all ranks' as it was when they were compared. */
     PyObject *agreed;
     char *sizes, *tables[2];
@@ -170,7 +176,10 @@ extern PyTypeObject *step_type;
 /* The two halves of a call: put what is sent, signal, and copy what the rank keeps, which returns -1 with an error set; and,
    once all have signalled, take what is received. */
 int step_begin(Step *step, char *const *sent, char *const *received, uint64_t *word, int *phase);
-void step_finish(Step *step, int phase, char *const *received);
+void step_finish(Step *step, int phase, char *const *sent, char *const *received);
+/* The first half, and wait until all have signalled. Returns -1 with an error set, and 1 if the ranks' sizes are not those
+   agreed. */
+int step_meet(Step *step, char *const *sent, char *const *received, int *phase);
 /* Carry out a call with these arrays, whose sizes have been checked. Returns -1 with an error set, and 1 if nothing has
    been taken because the ranks' sizes are not those agreed. */
 int step_run(Step *step, char *const *sent, char *const *received);
@@ -179,6 +188,9 @@ int step_run(Step *step, char *const *sent, char *const *received);
 enum { MOST_ARRAYS = 512 };
 /* The data of an array, or of a list of them. Returns how many there are; -1 if they are not plain arrays. */
 int read_arrays(PyObject *buffers, int flags, char **data);
+
+/* ---- chunks.c: calls of many bytes, in a step for each chunk; see `InChunks` */
+extern PyTypeObject *chunks_type;
 
 /* ---- single_copy.c: calls of many bytes, which the ranks read from each other's memory; see `SingleCopyMove` */
 extern PyTypeObject *single_copy_type;
@@ -411,7 +423,7 @@ bool may_defer(const Calls *calls);
 bool may_announce(Calls *calls, PyObject *run);
 extern PyMethodDef work_functions[];
 
-extern PyType_Spec barrier_spec, step_spec, ring_spec, inbox_spec, object_sender_spec, exchange_spec, function_spec,
+extern PyType_Spec barrier_spec, step_spec, chunks_spec, ring_spec, inbox_spec, object_sender_spec, exchange_spec, function_spec,
     calls_spec, try_lock_spec, handle_spec, stream_spec, single_copy_spec;
 
 #endif

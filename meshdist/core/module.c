@@ -2,7 +2,7 @@
 #include "core.h"
 
 /* Raised with every change of what Python and this module expect of each other. */
-enum { INTERFACE = 19 };
+enum { INTERFACE = 20 };
 
 #ifdef __clang__
 #define COMPILER __VERSION__ /* which has the name as well */
@@ -32,6 +32,7 @@ PyMODINIT_FUNC PyInit__core(void)
         || add_type(module, &inbox_spec, &inbox_type) < 0 || PyModule_AddFunctions(module, object_functions) < 0
         || add_type(module, &object_sender_spec, &object_sender_type) < 0
         || add_type(module, &exchange_spec, &exchange_type) < 0
+        || add_type(module, &chunks_spec, &chunks_type) < 0
         || add_type(module, &stream_spec, &stream_type) < 0 || add_type(module, &single_copy_spec, &single_copy_type) < 0
         || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0
         || PyModule_AddStringConstant(module, "COMPILER", COMPILER) < 0) {

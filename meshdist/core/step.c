@@ -15,12 +15,15 @@ static Py_ssize_t shift_of(const Step *self, int phase) { return self->awaited =
 
 int step_begin(Step *self, char *const *sent, char *const *received, uint64_t *word, int *phase)
 {
-    *phase = self->awaited == ALL ? self->barrier->phase ^= 1 : barrier_record(self->barrier, self->text);
+    *phase = self->awaited == ALL ? self->barrier->phase ^= !self->is_second : barrier_record(self->barrier, self->text);
     const struct Parts *puts = &self->puts[list_of(self, *phase)];
     Py_ssize_t shift = shift_of(self, *phase);
+    PyThreadState *thread = self->yields ? PyEval_SaveThread() : NULL;
     for (const struct Part *part = puts->parts; part < puts->parts + puts->count; part++)
         copy_out(&self->barrier->pace, part->place + shift,
                  (part->which < 0 ? self->sizes : sent[part->which]) + part->offset, part->num_bytes);
+    if (thread != NULL)
+        PyEval_RestoreThread(thread);
     int status = barrier_signal(self->barrier, self->fingerprint, self->awaited, word);
     for (const struct Kept *kept = self->kept; kept < self->kept + self->num_kept; kept++)
         memmove(received[kept->to] + kept->place, sent[kept->from] + kept->begin, kept->num_bytes);
@@ -46,15 +49,17 @@ static void reduce_parts(Step *self, int phase, char *const *received)
         char *out = received[part->which] + part->offset;
         for (int row = 0; row < self->num_rows; row++)
             self->part_rows[row] = row == self->own_row[phase] ? out
-                                                               : self->rows[phase][row] + (part->place - self->total);
+                                                               : self->rows[phase][row] + (part->place - self->totals[0]);
         self->reduction.combine(out, self->part_rows, self->num_rows, part->num_bytes / element_bytes);
         if (self->reduction.averages)
             divide(out, self->itemsize, part->num_bytes / element_bytes, self->num_rows);
     }
 }
 
-static char *const *rows_of(Step *self, int phase)
+static char *const *rows_of(Step *self, int phase, char *const *sent)
 {
+    if (self->own.row >= 0)
+        self->rows[phase][self->own.row] = sent[self->own.which] + self->own.offset;
     if (self->awaited == ALL)
         return self->rows[phase];
     for (int row = 0; row < self->num_rows; row++)
@@ -62,15 +67,15 @@ static char *const *rows_of(Step *self, int phase)
     return self->rows[1];
 }
 
-void step_finish(Step *self, int phase, char *const *received)
+static void reduce_and_take(Step *self, int phase, char *const *sent, char *const *received)
 {
     if (self->part_rows != NULL) {
         reduce_parts(self, phase, received);
         return;
     }
     if (self->reduction.combine != NULL) {
-        char *total = self->total != NULL ? self->total : received[0];
-        self->reduction.combine(total, rows_of(self, phase), self->num_rows, self->count);
+        char *total = self->totals[0] != NULL ? self->totals[list_of(self, phase)] : received[0];
+        self->reduction.combine(total, rows_of(self, phase, sent), self->num_rows, self->count);
         if (self->reduction.averages)
             divide(total, self->itemsize, self->count, self->num_rows);
     }
@@ -80,16 +85,29 @@ void step_finish(Step *self, int phase, char *const *received)
         memcpy(received[part->which] + part->offset, part->place + shift, part->num_bytes);
 }
 
-int step_run(Step *self, char *const *sent, char *const *received)
+void step_finish(Step *self, int phase, char *const *sent, char *const *received)
+{
+    PyThreadState *thread = self->yields ? PyEval_SaveThread() : NULL;
+    reduce_and_take(self, phase, sent, received);
+    if (thread != NULL)
+        PyEval_RestoreThread(thread);
+}
+
+int step_meet(Step *self, char *const *sent, char *const *received, int *phase)
 {
     uint64_t word;
-    int phase;
-    if (step_begin(self, sent, received, &word, &phase) < 0 || barrier_await(self->barrier, word, self->wait) < 0)
+    if (step_begin(self, sent, received, &word, phase) < 0 || barrier_await(self->barrier, word, self->wait) < 0)
         return -1;
-    if (self->agreed != NULL && memcmp(self->tables[phase], PyBytes_AS_STRING(self->agreed), PyBytes_GET_SIZE(self->agreed)))
-        return 1;
-    step_finish(self, phase, received);
-    return 0;
+    return self->agreed != NULL
+           && memcmp(self->tables[*phase], PyBytes_AS_STRING(self->agreed), PyBytes_GET_SIZE(self->agreed)) != 0;
+}
+
+int step_run(Step *self, char *const *sent, char *const *received)
+{
+    int phase, status = step_meet(self, sent, received, &phase);
+    if (status == 0)
+        step_finish(self, phase, sent, received);
+    return status;
 }
 
 int read_arrays(PyObject *buffers, int flags, char **data)
@@ -139,7 +157,7 @@ static PyObject *step_finish_method(Step *self, PyObject *const *args, Py_ssize_
             PyErr_SetString(PyExc_ValueError, "finish(recv, phase): arrays that are not those of the call");
         return NULL;
     }
-    step_finish(self, (int)phase, received);
+    step_finish(self, (int)phase, NULL, received);
     Py_RETURN_NONE;
 }
 
@@ -216,14 +234,17 @@ static int read_rows(Step *self, PyObject *rows)
 static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     PyObject *barrier, *wait, *text, *keeps, *puts, *takes, *kept, *rows = Py_None, *agreed = NULL;
-    unsigned long long total = 0, sizes = 0, even_table = 0, odd_table = 0;
+    unsigned long long even_total = 0, odd_total = 0, sizes = 0, even_table = 0, odd_table = 0;
     unsigned long long fingerprint;
     int num_sent, num_received, kind = 0, num_rows = 0;
     const char *op = "";
     Py_ssize_t awaited, phase_bytes, itemsize = 0, count = 0;
-    if (!PyArg_ParseTuple(args, "O!KO(nnS)OiiOOO|sCniOnKSK(KK)", barrier_type, &barrier, &fingerprint, &wait, &awaited,
+    struct Own own = {-1, 0, 0};
+    int is_second = 0, yields = 0;
+    if (!PyArg_ParseTuple(args, "O!KO(nnS)OiiOOO|sCniOn(KK)SK(KK)(iin)pp", barrier_type, &barrier, &fingerprint, &wait, &awaited,
                           &phase_bytes, &text, &keeps, &num_sent, &num_received, &puts, &takes, &kept, &op, &kind,
-                          &itemsize, &num_rows, &rows, &count, &total, &agreed, &sizes, &even_table, &odd_table))
+                          &itemsize, &num_rows, &rows, &count, &even_total, &odd_total, &agreed, &sizes, &even_table,
+                          &odd_table, &own.row, &own.which, &own.offset, &is_second, &yields))
         return NULL;
     Reduction reduction = {NULL, 1, false};
     if (PyBytes_GET_SIZE(text) > CALL_TEXT_BYTES) {
@@ -246,7 +267,9 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     self->num_sent = num_sent, self->num_received = num_received;
     self->reduction = reduction;
     self->num_rows = num_rows;
-    self->total = (char *)(uintptr_t)total;
+    self->own = own;
+    self->totals[0] = (char *)(uintptr_t)even_total, self->totals[1] = (char *)(uintptr_t)odd_total;
+    self->is_second = is_second, self->yields = yields;
     self->count = count * reduction.elements;
     self->itemsize = itemsize / (reduction.averages ? reduction.elements : 1);
     if (agreed != NULL && PyBytes_GET_SIZE(agreed)) {
@@ -259,7 +282,7 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords
         Py_DECREF(self);
         return NULL;
     }
-    if (total != 0 && count * itemsize >= SHORTEST_PART * (Py_ssize_t)self->takes[0].count
+    if (even_total != 0 && self->takes[0].count > 0 && count * itemsize >= SHORTEST_PART * (Py_ssize_t)self->takes[0].count
         && (self->part_rows = PyMem_New(char *, num_rows)) == NULL) {
         Py_DECREF(self);
         return PyErr_NoMemory();
@@ -319,7 +342,7 @@ static PyType_Slot slots[] = {
     {Py_tp_new, step_new}, {Py_tp_dealloc, step_dealloc}, {Py_tp_traverse, step_traverse}, {Py_tp_clear, step_clear},
     {Py_tp_call, PyVectorcall_Call}, {Py_tp_methods, methods}, {Py_tp_members, members},
     {Py_tp_doc, "Step(barrier, fingerprint, wait, (awaited, phase_bytes, text), keeps, num_sent, num_received, puts, takes, kept, op, kind, "
-                "itemsize, num_rows, rows, count, total, agreed, sizes, tables): a call of few bytes; None if its reduction is left to NumPy. "
+                "itemsize, num_rows, rows, count, totals, agreed, sizes, tables, own, is_second, yields): a call of few bytes; None if its reduction is left to NumPy. "
                 "It returns True, False if it did nothing, and None if it took nothing, since the ranks' sizes are others."},
     {0, NULL},
 };

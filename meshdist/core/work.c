@@ -238,7 +238,7 @@ static int advance(Handle *self, PyObject *deque)
         Py_XDECREF(trace);
         status = 0;
     } else if (barrier_poll(step->barrier)) {
-        step_finish(step, self->phase, &received);
+        step_finish(step, self->phase, NULL, &received);
         status = drop_first(deque) < 0 ? -1 : 1;
         mark_done(self);
     }

@@ -5,16 +5,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshdist import core
+from meshdist.arrays.host import Array
 from meshdist.backends.base import Backend, Plan
 from meshdist.backends.gloo.shm.flag_barrier import ALL, BarrierWait, EarlyReturn, FlagBarrier
 from meshdist.backends.gloo.shm.shared_region import CALL_TEXT_BYTES, NUM_PHASES
+from meshdist.backends.gloo.shm.single_copy import address_of
 from meshdist.runtime.call import Buffers, Call, Signature
 
 if TYPE_CHECKING:
-    from meshdist.core import Step
+    from meshdist.core import Chunks, Step
 
 
 class BarrierPlan(Plan):
@@ -146,6 +149,117 @@ class OneStep(BarrierPlan):
         return self._step
 
 
+class Sizes(NamedTuple):
+    """The sizes of blocks that no rank knows alone: each rank puts its own into a table, and sees all."""
+
+    own: Array
+    tables: Sequence[Array]  # for both phases, the rows of all ranks
+    rank: int
+    agreed: bytes  # the table as it was when the ranks compared it
+
+    def compared(self, copies: StepCopies) -> StepCopies:
+        """Return `copies` that put the sizes as well, and of which nothing is taken if the table is another one."""
+        addresses = [address_of(table[self.rank]) for table in self.tables]
+        num_bytes = self.own.nbytes
+        return copies._replace(
+            keeps=(copies.keeps, self),
+            puts=[
+                [SlotCopy(-1, 0, num_bytes, address), *puts]
+                for address, puts in zip(addresses, copies.puts, strict=True)
+            ],
+            agreed=self.agreed,
+            sizes=address_of(self.own),
+            tables=(address_of(self.tables[0]), address_of(self.tables[1])),
+        )
+
+
+class Run(NamedTuple):
+    """Chunks in a row whose steps are the same, at places that are a chunk further in every array.
+
+    Attributes:
+        copies: The step of the first chunk.
+        second: A second step of each chunk; None for none.
+        num_chunks: How many they are.
+    """
+
+    copies: StepCopies
+    second: StepCopies | None
+    num_chunks: int
+
+
+class InChunks(BarrierPlan):
+    """Many bytes: one step or two for each chunk. The core carries them out, if it is there and `runs` tells them."""
+
+    chunk_bytes: int
+    _compiled: Chunks | None = None
+    _is_compiled = False
+
+    @abstractmethod
+    def runs(self) -> tuple[list[Run], tuple[int, int]] | None:
+        """Return the chunks, and how many arrays are sent and received; None if the core cannot carry them out."""
+
+    def run(self, send: Buffers, recv: Buffers) -> None:
+        chunks = self._compile()
+        if chunks is None or not chunks(send, recv):
+            super().run(send, recv)
+
+    def first_step(self, send: Buffers, recv: Buffers) -> Callable[[], object]:
+        chunks = self._compile()
+        if chunks is None or not chunks.begin(send, recv):
+            return super().first_step(send, recv)
+        return partial(chunks.finish, send, recv)
+
+    def adopt_signature(self, signature: Signature) -> None:
+        super().adopt_signature(signature)
+        self.recompile()
+
+    def recompile(self) -> None:
+        """Describe the chunks anew before the next call."""
+        self._compiled, self._is_compiled = None, False
+
+    def _compile(self) -> Chunks | None:
+        if not self._is_compiled:
+            self._is_compiled = True
+            self._compiled = self.compiled_chunks()
+        return self._compiled
+
+    def compiled_chunks(self, sizes: Sizes | None = None) -> Chunks | None:
+        """Return what carries out the chunks in the core; None if it does not.
+
+        Args:
+            sizes: What the ranks compare in the first step; None for nothing.
+        """
+        found = None if core.module is None else self.runs()
+        if found is None:
+            return None
+        runs, num_arrays = found
+        if sizes is not None:
+            if not runs:
+                return None
+            whole, *rest = runs
+            runs = [whole._replace(copies=sizes.compared(whole.copies), num_chunks=1), *rest]
+            if whole.num_chunks > 1:
+                runs.insert(1, whole._replace(num_chunks=whole.num_chunks - 1))
+        compiled = []
+        for run in runs:
+            first = self.compiled(run.copies._replace(yields=True))
+            if first is None:  # its reduction is NumPy's
+                return None
+            second = None if run.second is None else self.compiled(run.second._replace(yields=True))
+            compiled.append((first, second, run.num_chunks))
+        return core.Chunks(compiled, self.chunk_bytes, num_arrays)
+
+
+def chunks_of_blocks(num_bytes: Sequence[int], longest: int, chunk_bytes: int) -> Iterator[tuple[int, list[int]]]:
+    """Cut blocks into chunks, as many as the longest block of any rank has.
+
+    Yield for chunks in a row that are equal how many they are, and how many bytes of each block.
+    """
+    ends = {-(-size // chunk_bytes) for size in (longest, *num_bytes)} | {size // chunk_bytes for size in num_bytes}
+    for first, end in pairwise(sorted({0, *ends})):
+        yield end - first, [max(0, min(chunk_bytes, size - first * chunk_bytes)) for size in num_bytes]
+
+
 def await_rest(backend: Backend, error_prefix: str, barrier: FlagBarrier, signature: Signature, word: int) -> None:
     backend.wait(BarrierWait(barrier, word, signature), error_prefix)
 
@@ -178,9 +292,13 @@ class StepCopies(NamedTuple):
     num_rows: int = 0
     rows: Sequence[Sequence[int]] = ()  # what is reduced: for the phases, as above, the address of each rank's elements
     num_elements: int = 0
-    total: int = 0  # where the result is put together before `takes` copy it to the arrays; 0 if it is one array
+    # For both phases, where the result is put together before `takes` copy it to the arrays; 0 if it is one array.
+    totals: tuple[int, int] = (0, 0)
     # If no rank knows all sizes: the table of all ranks' sizes when they were last compared; the address of this rank's
     # own, which are array -1 of `puts`; and for both phases, the address of the table.
     agreed: bytes = b""
     sizes: int = 0
     tables: tuple[int, int] = (0, 0)
+    own: tuple[int, int, int] = (-1, 0, 0)  # the row that is not in a slot: its number, the array sent, and the offset
+    is_second: bool = False  # of two steps that have the same phase
+    yields: bool = False  # other threads may run meanwhile

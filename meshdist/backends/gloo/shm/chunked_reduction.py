@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
 
 from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import quiet_runner
-from meshdist.backends.gloo.shm.barrier_plans import BarrierPlan
+from meshdist.backends.gloo.shm.barrier_plans import InChunks, Run, SlotCopy, StepCopies, chunks_of_blocks
+from meshdist.backends.gloo.shm.copying import Place, places_in
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
+from meshdist.backends.gloo.shm.single_copy import address_of
 from meshdist.backends.gloo.shm.tuned_plan import Ways, chunks_of
 from meshdist.collectives.algorithms.blocks import flat, reduce_in_rank_order
 from meshdist.collectives.dataflow import ReductionSpec, array_of
@@ -53,7 +56,7 @@ def is_added_quickly(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in _QUICK_KINDS and dtype.char not in _SLOW_CODES
 
 
-class ReduceByChunk(BarrierPlan):
+class ReduceByChunk(InChunks):
     def __init__(self, shm: ShmGroup, call: Call, spec: ReductionSpec) -> None:
         super().__init__(shm.barrier, shm.backend, call)
         assert call.op is not None
@@ -62,6 +65,19 @@ class ReduceByChunk(BarrierPlan):
         self._run = quiet_runner()
         self._rank, self._size = call.rank, call.size
         self._wants = call.root in (None, call.rank)
+
+    def _reduced(self, copies: StepCopies, rows: list[list[Array]], own: tuple[int, int, int]) -> StepCopies:
+        """Add the reduction of rows, of which one may lie in an array that is sent."""
+        part = rows[0][0]
+        return copies._replace(
+            op=self._op.value,
+            kind=part.dtype.kind,
+            itemsize=part.itemsize,
+            num_rows=self._size,
+            rows=[[address_of(row) for row in each] for each in rows],
+            num_elements=part.size,
+            own=own,
+        )
 
     def _combine(self, sources: list[Array], total: Array) -> None:
         reduce_in_rank_order(self._run, self._op, sources, self._size, total)
@@ -74,6 +90,7 @@ class ReduceWholeChunks(ReduceByChunk):
         super().__init__(shm, call, spec)
         shm.reserve(min(spec.put_bytes, chunk_bytes))
         self._chunk = chunk_bytes // spec.dtype.itemsize
+        self.chunk_bytes = self._chunk * spec.dtype.itemsize
         self._slots = [
             [shm.region.slots.slot(phase, peer, spec.dtype, (self._chunk,)) for peer in range(call.size)]
             for phase in (0, 1)
@@ -95,6 +112,16 @@ class ReduceWholeChunks(ReduceByChunk):
                     slots[self._rank] = own
                 self._combine(slots, taken[begin : begin + self._chunk])
 
+    def runs(self) -> tuple[list[Run], tuple[int, int]]:
+        spec, runs = self._spec, []
+        for count, (size,) in chunks_of_blocks([spec.put_bytes], spec.put_bytes, self.chunk_bytes):
+            rows = [[slot[: size // spec.dtype.itemsize] for slot in slots] for slots in self._slots]
+            puts = [[SlotCopy(0, 0, size, address_of(each[self._rank]))] * self._gives for each in rows]
+            copies = StepCopies(rows, 1, int(self._wants), puts, [[], []])
+            own = (self._rank, 0, 0) if self._keeps else (-1, 0, 0)
+            runs.append(Run(self._reduced(copies, rows, own) if self._wants else copies, None, count))
+        return runs, (1, int(self._wants))
+
 
 class ReduceInSegments(ReduceByChunk):
     """For more ranks: each rank reduces its segment of a chunk, and leaves it in its slot for the ranks that want it.
@@ -107,6 +134,7 @@ class ReduceInSegments(ReduceByChunk):
         super().__init__(shm, call, spec)
         shm.reserve(min(spec.put_bytes, shm.region.slots.slot_bytes))
         self._chunk = shm.region.slots.slot_bytes // spec.dtype.itemsize // call.size * call.size
+        self.chunk_bytes = self._chunk * spec.dtype.itemsize
         whole, rest = divmod(array_of(call.recv).size, self._chunk)
         counts = [self._chunk] * whole + [rest] * (rest > 0)
         in_slots = {count: [_InSlots(shm, call, spec, phase, count) for phase in (0, 1)] for count in set(counts)}
@@ -124,6 +152,19 @@ class ReduceInSegments(ReduceByChunk):
                 slots.take(taken[piece])
             begin += self._chunk
 
+    def runs(self) -> tuple[list[Run], tuple[int, int]]:
+        runs, received = [], int(self._wants)
+        for in_slots, chunks in groupby(self._chunks):
+            of_phases = [each.copies() for each in in_slots]
+            puts, rows, takes = zip(*of_phases, strict=True)
+            first, own = StepCopies(in_slots, 1, 0, puts, [[], []]), in_slots[0].own
+            if own.num_bytes:
+                totals = address_of(in_slots[0].total), address_of(in_slots[1].total)
+                first = self._reduced(first, list(rows), (self._rank, 0, own.offset))._replace(totals=totals)
+            second = StepCopies(in_slots, 0, received, [[], []], takes if received else [[], []], is_second=True)
+            runs.append(Run(first, second, len(list(chunks))))
+        return runs, (1, received)
+
 
 class _InSlots:
     """A chunk in the slots: this rank's segment in those `before` and `behind` it, and its `total` in its own."""
@@ -134,6 +175,11 @@ class _InSlots:
         segments = [slot(phase, rank, dtype, (end - begin,), begin * dtype.itemsize) for rank in range(call.size)]
         self.before, self.total, self.behind = segments[: call.rank], segments[call.rank], segments[call.rank + 1 :]
         self._own = slice(begin, end)
+        self.own = Place(0, begin * dtype.itemsize, (end - begin) * dtype.itemsize)
+        self._parts = [
+            slot(phase, rank, dtype, (max(0, min(length, count - rank * length)),), rank * length * dtype.itemsize)
+            for rank in range(call.size)
+        ]
         mine = slot(phase, call.rank, dtype, (count,))
         self._put = shm.barrier.put
         self._others = [(part, mine[part]) for part in (slice(0, begin), slice(end, count)) if part.start < part.stop]
@@ -142,6 +188,19 @@ class _InSlots:
         self._finished = shm.region.slots.diagonal(phase, dtype, length)[:full]
         self._full = full * length
         self._last = slot(phase, full, dtype, (rest,), self._full * dtype.itemsize) if rest else None
+
+    def copies(self) -> tuple[list[SlotCopy], list[Array], list[SlotCopy]]:
+        """Return what is put and taken, and the rows to reduce; that of this rank is not in its slot."""
+        begins = accumulate((part.nbytes for part in self._parts), initial=0)
+        return (
+            [SlotCopy(0, part.start * place.itemsize, place.nbytes, address_of(place)) for part, place in self._others],
+            [*self.before, self.total, *self.behind],
+            [
+                SlotCopy(0, begin, part.nbytes, address_of(part))
+                for begin, part in zip(begins, self._parts, strict=False)
+                if part.size
+            ],
+        )
 
     def put(self, chunk: Array) -> Array:
         """Put the segments of the other ranks into the slot; return this rank's own, which is not copied."""
@@ -163,6 +222,8 @@ class ReduceOwnSegments(ReduceByChunk):
         shm.reserve(chunk_bytes)
         # Slot of rank i, area j: rank i's data for the segment of rank j.
         chunk = chunk_bytes // call.size // spec.dtype.itemsize
+        self.chunk_bytes = chunk * spec.dtype.itemsize
+        self._places = places_in(call.send, spec.give(call.send))
         self._areas = shm.areas(spec.dtype, chunk)
         self._chunks = [slice(begin, begin + chunk) for begin in range(0, spec.longest, chunk)]
 
@@ -178,3 +239,25 @@ class ReduceOwnSegments(ReduceByChunk):
             own = give[rank][chunk]
             sources = [own if peer == rank else slot[rank][: own.size] for peer, slot in enumerate(areas)]
             self._combine(sources, kept[chunk])
+
+    def runs(self) -> tuple[list[Run], tuple[int, int]] | None:
+        (num_sent, gives), itemsize, rank, runs = self._places, self._spec.dtype.itemsize, self._rank, []
+        if gives is None:
+            return None
+        lengths = [place.num_bytes for place in gives]
+        for count, sizes in chunks_of_blocks(lengths, self._spec.longest * itemsize, self.chunk_bytes):
+            own = sizes[rank] // itemsize
+            rows = [[slot[rank][:own] for slot in areas] for areas in self._areas]
+            puts = [
+                [
+                    gives[peer].copied(size, address_of(areas[rank][peer]))
+                    for peer, size in enumerate(sizes)
+                    if size and peer != rank
+                ]
+                for areas in self._areas
+            ]
+            copies = StepCopies(self._areas, num_sent, 1, puts, [[], []])
+            if own:
+                copies = self._reduced(copies, rows, (rank, gives[rank].array, gives[rank].offset))
+            runs.append(Run(copies, None, count))
+        return runs, (num_sent, 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from meshdist import core
 from meshdist.arrays.host import Array
-from meshdist.backends.gloo.shm.barrier_plans import BarrierPlan, await_rest
+from meshdist.backends.gloo.shm.barrier_plans import BarrierPlan, SlotCopy, await_rest
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.single_copy import address_of
 from meshdist.collectives.dataflow import Blocks
@@ -91,7 +91,7 @@ class SingleCopyPlan(CopyingPlan):
         super().__init__(shm, call)
         self.give, self.take, self.written = give, take, written
         # Where the blocks lie in the arrays of a call.
-        self._places = _places_in(call.send, give(call.send)), _places_in(call.recv, take(call.recv))
+        self._places = places_in(call.send, give(call.send)), places_in(call.recv, take(call.recv))
         self._agreed = b""
         self._compiled: SingleCopy | None = None
         self._is_compiled = False
@@ -167,8 +167,25 @@ def _refuse(shm: ShmGroup, signature: Signature, peer: int, verb: str, error_num
     raise shm.memories[peer].refused(verb, error_number)
 
 
-def _places_in(buffers: Buffers, blocks: Blocks) -> tuple[int, list[tuple[int, int, int]] | None]:
-    """Return how many arrays there are, and which, where in it, and how many bytes each block is; None if unknown.
+class Place(NamedTuple):
+    """Where a block lies in the arrays of a call."""
+
+    array: int  # -1 for no block
+    offset: int
+    num_bytes: int
+
+    def copied(self, num_bytes: int, address: int) -> SlotCopy:
+        """Return the copy of so many of its bytes into a slot, or out of it."""
+        return SlotCopy(self.array, self.offset, num_bytes, address)
+
+
+def kept_of(give: Place, take: Place, num_bytes: int) -> list[tuple[int, int, int, int, int]]:
+    """Return the copy of so many bytes of the block that a rank gives itself; see `StepCopies`."""
+    return [(give.array, give.offset, take.array, take.offset, num_bytes)] if num_bytes and give.num_bytes else []
+
+
+def places_in(buffers: Buffers, blocks: Blocks) -> tuple[int, list[Place] | None]:
+    """Return how many arrays there are, and the place of each block in them; None if these are unknown.
 
     The blocks of a list are its arrays, each in its place: the same array may be there more than once, but need not be
     in the next call.
@@ -179,13 +196,13 @@ def _places_in(buffers: Buffers, blocks: Blocks) -> tuple[int, list[tuple[int, i
     places = []
     for peer, block in enumerate(blocks):
         if block is None or not block.nbytes:
-            places.append((-1, 0, 0))
+            places.append(Place(-1, 0, 0))
             continue
         which = peer if isinstance(buffers, list) else 0
         offset = address_of(block) - address_of(arrays[which])
         if not 0 <= offset <= arrays[which].nbytes - block.nbytes:
             return len(arrays), None
-        places.append((which, offset, block.nbytes))
+        places.append(Place(which, offset, block.nbytes))
     return len(arrays), places
 
 

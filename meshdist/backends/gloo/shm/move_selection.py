@@ -17,12 +17,22 @@ import numpy as np
 
 from meshdist.arrays.host import Array
 from meshdist.backends.base import Plan
-from meshdist.backends.gloo.shm.barrier_plans import BarrierPlan, OneStep, SlotCopy, StepCopies
-from meshdist.backends.gloo.shm.copying import CopyingPlan, SingleCopyPlan
+from meshdist.backends.gloo.shm.barrier_plans import (
+    BarrierPlan,
+    InChunks,
+    OneStep,
+    Run,
+    Sizes,
+    SlotCopy,
+    StepCopies,
+    chunks_of_blocks,
+)
+from meshdist.backends.gloo.shm.copying import CopyingPlan, SingleCopyPlan, kept_of, places_in
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, EarlyReturn
-from meshdist.backends.gloo.shm.shared_region import PAGE
+from meshdist.backends.gloo.shm.shared_region import LINE_BYTES, PAGE
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
-from meshdist.backends.gloo.shm.tuned_plan import ONE_STEP, TunedPlan, Ways, chunks_of, fastest
+from meshdist.backends.gloo.shm.single_copy import address_of
+from meshdist.backends.gloo.shm.tuned_plan import ONE_STEP, Moment, TunedPlan, Ways, chunks_of, fastest
 from meshdist.backends.gloo.shm.tuning import LEAST_IN_CHUNKS, TUNED_BYTES
 from meshdist.backends.gloo.shm.zero_copy import SharedMove
 from meshdist.collectives.dataflow import Blocks, TransferSpec
@@ -30,7 +40,7 @@ from meshdist.runtime.call import Buffers, Call, Signature, each
 from meshdist.runtime.call_mismatch import compare_splits
 
 if TYPE_CHECKING:
-    from meshdist.core import Step
+    from meshdist.core import Chunks, Step
 
 # From so many bytes on, the core copies them once rather than twice through the slots; more where ranks share cores, to
 # whom a second step is dear, and still more for a broadcast there, whose one block all take out of the cache. Measured
@@ -59,6 +69,8 @@ _WITH_SIZES, _WITH_SIZES_ON_SHARED_CORES = 32 << 10, 64 << 10
 
 READ, WRITTEN = "read by the receiver", "written by the sender"
 _NOTHING = np.empty(0, np.uint8)
+# Stands for the address of a block of which the first chunk is in the slot.
+_IN_CHUNKS = -1
 
 
 def plan_movement(shm: ShmGroup, call: Call, spec: TransferSpec) -> Plan:
@@ -242,7 +254,7 @@ class SingleCopyMove(SingleCopyPlan):
         return int(num_bytes * (1 - self.written)) & -PAGE if self.written else num_bytes
 
 
-class ChunkedMove(CopyingPlan):
+class ChunkedMove(InChunks, CopyingPlan):
     """Many bytes through the slots: chunk by chunk, using the two slots in turn.
 
     Attributes:
@@ -252,16 +264,17 @@ class ChunkedMove(CopyingPlan):
     def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec, chunk_bytes: int) -> None:
         super().__init__(shm, call)
         self.spec, self.longest = spec, spec.longest or 0
-        self._room = chunk_bytes
+        # A shared block has the slot to itself; otherwise each rank has an area.
+        share = chunk_bytes // call.size
+        self.chunk_bytes = chunk_bytes if spec.shared else share & -LINE_BYTES or share
+        self._places = places_in(call.send, spec.give(call.send)), places_in(call.recv, spec.take(call.recv))
         shm.reserve(chunk_bytes)
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
         give, take = self.spec.give(send), self.spec.take(recv)
         keep_own(give[self.rank], take[self.rank])
         given, taken = [_bytes(block) for block in give], [_bytes(block) for block in take]
-        # A shared block has the slot to itself; otherwise each rank has an area.
-        shared = self.spec.shared
-        chunk = self._room // (1 if shared else self.size)
+        shared, chunk = self.spec.shared, self.chunk_bytes
         for begin in range(0, self.longest, chunk):
             slots = self.shm.byte_slots[self.barrier.flip()]
             for peer in self.others()[:1] if shared else self.others():
@@ -274,6 +287,43 @@ class ChunkedMove(CopyingPlan):
                 part = taken[peer][begin : begin + chunk]
                 area = 0 if shared else self.rank * chunk
                 part[...] = slots[peer][area : area + part.size]
+
+    def runs(self) -> tuple[list[Run], tuple[int, int]] | None:
+        (num_sent, gives), (num_received, takes) = self._places
+        if gives is None or takes is None:
+            return None
+        shared, chunk, slots = self.spec.shared, self.chunk_bytes, self.shm.byte_slots
+        bases = [[address_of(slot) for slot in slots[phase]] for phase in (0, 1)]
+        rank, others, runs = self.rank, self.others(), []
+        puts = [(gives[peer], 0 if shared else peer * chunk) for peer in (others[:1] if shared else others)]
+        blocks = [*(place for place, _ in puts), *(takes[peer] for peer in others), takes[rank]]
+        area = 0 if shared else rank * chunk
+        for count, sizes in chunks_of_blocks([place.num_bytes for place in blocks], self.longest, chunk):
+            given, taken = sizes[: len(puts)], sizes[len(puts) : -1]
+            copies = StepCopies(
+                keeps=slots,
+                num_sent=num_sent,
+                num_received=num_received,
+                puts=[
+                    [
+                        place.copied(size, base[rank] + begin)
+                        for (place, begin), size in zip(puts, given, strict=True)
+                        if size
+                    ]
+                    for base in bases
+                ],
+                takes=[
+                    [
+                        takes[peer].copied(size, base[peer] + area)
+                        for peer, size in zip(others, taken, strict=True)
+                        if size
+                    ]
+                    for base in bases
+                ],
+                kept=kept_of(gives[rank], takes[rank], sizes[-1]),
+            )
+            runs.append(Run(copies, None, count))
+        return runs, (num_sent, num_received)
 
 
 class AgreedMove(BarrierPlan):
@@ -315,25 +365,32 @@ class AgreedMove(BarrierPlan):
         self._agreed = b""
         self._takes: list[list[Array]] | None = None
         self._step: Step | None = None
+        # What the table has of a rank that puts its first chunk into its slot: no addresses.
+        self._chunked_sizes = self._sizes.copy()
+        self._chunked_sizes[:, 0] = _IN_CHUNKS
+        self._chunks: dict[str, Chunks | None] = {}
 
     def adopt_signature(self, signature: Signature) -> None:
         super().adopt_signature(signature)
         self._bulk.adopt_signature(signature)
         self._reading.adopt_signature(signature)
+        self._chunks = {}
 
     def run(self, send: Buffers, recv: Buffers) -> None:
+        began = self._tuned.begins()
         begun: bool | None = False
         if self._step is not None:
             begun = self._step(send, recv)
             if begun:
                 return
-        elif self._takes is None and self._tuned.way == READ:
-            copy = self._reading.compiled_copy()
-            if copy is not None:
+        elif self._takes is None:
+            rest = self._reading.compiled_copy() if self._tuned.way == READ else self._compiled_chunks()
+            if rest is not None:
                 self._offer(send, recv, self.barrier.phase ^ 1)
-                begun = copy.begin(send, recv)
+                begun = rest.begin(send, recv)
                 if begun and not self._shm.descriptors.any_shared(self.barrier.phase):
-                    copy.finish(send, recv)
+                    rest.finish(send, recv)
+                    self._take_steps(self._tuned.ends(began))
                     return
         if begun is False:
             self._put(send, recv)
@@ -342,16 +399,16 @@ class AgreedMove(BarrierPlan):
         if self._take(send, recv, phase):
             return
         if self._is_read(phase):
-            self._take_steps(self._read(send, recv, phase))
+            self._take_steps(self._read(send, recv, phase, began))
         else:
             self._bulk.run(send, recv)
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
-        phase = self._put(send, recv)
+        began, phase = self._tuned.begins(), self._put(send, recv)
         yield self.arrive()
         if self._take(send, recv, phase):
             return
-        yield from self._read(send, recv, phase) if self._is_read(phase) else self._bulk.steps(send, recv)
+        yield from self._read(send, recv, phase, began) if self._is_read(phase) else self._bulk.steps(send, recv)
 
     def _put(self, send: Buffers, recv: Buffers) -> int:
         if self._takes is None:
@@ -383,15 +440,32 @@ class AgreedMove(BarrierPlan):
         return True
 
     def _is_read(self, phase: int) -> bool:
-        """Return whether the blocks are read now: all ranks see the same table, and have chosen the same way."""
+        """Return whether the blocks are read now: all ranks see the same table, and go the same way."""
         addresses, num_bytes = self._tables[phase][:, :, 0], self._tables[phase][:, :, 1]
-        return self._tuned.way == READ and not ((addresses == 0) & (num_bytes != 0)).any()
+        return self._tuned.way == READ and not ((addresses <= 0) & (num_bytes != 0)).any()
 
-    def _read(self, send: Buffers, recv: Buffers, phase: int) -> Iterator[BarrierWait]:
+    def _compiled_chunks(self) -> Chunks | None:
+        """Return what moves the blocks in chunks, of which the first goes with the sizes; None if that is not the way.
+
+        A rank whose blocks may be short has them in its slot.
+        """
+        way = self._tuned.way
+        if way not in self._chunks:
+            move, chunks = self._moves[way], None
+            if self._puts is None and self._agreed and isinstance(move, ChunkedMove):
+                agreed = np.frombuffer(self._agreed, np.int64).reshape(self.backend.size, self.backend.size, 2)
+                table = np.pad(agreed, ((0, 0), (0, 0), (1, 1)))
+                table[:, :, 0] = _IN_CHUNKS
+                chunks = move.compiled_chunks(Sizes(self._chunked_sizes, self._tables, self._rank, table.tobytes()))
+            self._chunks[way] = chunks
+        return self._chunks[way]
+
+    def _read(self, send: Buffers, recv: Buffers, phase: int, began: Moment | None) -> Iterator[BarrierWait]:
         if self._shm.descriptors.any_shared(phase):
             yield from self._bulk.after_first_step(send, recv, phase)
         else:
             yield from self._reading.copy(self._spec.give(send), self._spec.take(recv), phase)
+            yield from self._tuned.ends(began)
 
     def _compare(self, phase: int) -> None:
         sizes = self._tables[phase][:, :, 1:3].copy()
@@ -403,9 +477,11 @@ class AgreedMove(BarrierPlan):
         for move in self._moves.values():
             if isinstance(move, ChunkedMove):
                 move.longest = longest
+                move.recompile()
         names = list(ways_to_move(self._shm, self._spec, longest))
         self._tuned.over(moved_bytes(self._shm, self._spec, longest), names)
         self._takes = self._step = None
+        self._chunks = {}
         if given.sum(axis=1).max() <= self._limit:
             begins = given[:, : self._rank].sum(axis=1).tolist()
             self._takes = [self._places(k, begins) for k in (0, 1)]
@@ -416,19 +492,15 @@ class AgreedMove(BarrierPlan):
     def _step_copies(self, sizes: Array) -> StepCopies:
         assert self._puts is not None
         assert self._takes is not None
-        puts, own = self._puts, self._sizes.nbytes
-        addresses = [table[self._rank].ctypes.data for table in self._tables]
         copies = StepCopies(
-            keeps=(puts, self._takes, self._sizes),
-            num_sent=len(each(puts[0])),
+            keeps=(self._puts, self._takes),
+            num_sent=len(each(self._puts[0])),
             num_received=len(self._takes[0]) if self._takes_list else 1,
-            puts=[[SlotCopy(-1, 0, own, addresses[phase]), *copies_of(puts[phase])] for phase in (0, 1)],
+            puts=[*map(copies_of, self._puts)],
             takes=[copies_of(places, one_after_another=not self._takes_list) for places in self._takes],
-            agreed=np.pad(sizes, ((0, 0), (0, 0), (1, 1))).tobytes(),  # no addresses
-            sizes=self._sizes.ctypes.data,
-            tables=(self._tables[0].ctypes.data, self._tables[1].ctypes.data),
         )
-        return keeping_own(copies, others_take_it=False)
+        table = np.pad(sizes, ((0, 0), (0, 0), (1, 1))).tobytes()  # no addresses
+        return Sizes(self._sizes, self._tables, self._rank, table).compared(keeping_own(copies, others_take_it=False))
 
     def _places(self, phase: int, begins: Sequence[int]) -> list[Array]:
         slot, blocks = self._shm.region.slots.slot, zip(self._shapes, begins, strict=True)

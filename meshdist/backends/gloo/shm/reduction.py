@@ -199,7 +199,7 @@ class ListReduce(OneStep):
             num_rows=self._size,
             rows=[[row.ctypes.data for row in rows] for rows in self._rows],
             num_elements=self._total.size,
-            total=self._total.ctypes.data,
+            totals=(self._total.ctypes.data, self._total.ctypes.data),
         )
 
     def put(self, send: Any, phase: int) -> None:

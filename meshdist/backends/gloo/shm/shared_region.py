@@ -25,6 +25,7 @@ from meshdist.backends.gloo.shm.segment import Segment
 
 WORD = 8
 PAGE = 4096
+LINE_BYTES = 64
 # Pairs of cache lines, as processors fetch them.
 LINE_WORDS = 80
 TABLE_WORDS = 4

@@ -18,6 +18,9 @@ Spec = TypeVar("Spec")
 # What makes the plan of each way, by name; the first is the default.
 Ways: TypeAlias = "Mapping[str, Callable[[ShmGroup, Call, Spec], BarrierPlan]]"
 
+# The time, and how often this rank had lost its core.
+Moment: TypeAlias = "tuple[int, int]"
+
 ONE_STEP = "one step"
 
 
@@ -55,7 +58,7 @@ class TunedPlan(BarrierPlan):
     def __init__(self, shm: ShmGroup, call: Call, plans: Mapping[str, BarrierPlan]) -> None:
         super().__init__(shm.barrier, shm.backend, call)
         self._shm, self._rank, self._plans = shm, call.rank, plans
-        self._kind, self._trials = kind_of(call), Trials("", 0, (), measures=False)
+        self._kind, self._trials = kind_of(call), Trials.of_one_way(next(iter(plans)))
 
     def over(self, num_bytes: int, names: Sequence[str]) -> TunedPlan:
         """The calls from now on are of this size, and the default is the first of `names`; return this plan."""
@@ -63,9 +66,9 @@ class TunedPlan(BarrierPlan):
         return self
 
     @property
-    def way(self) -> str | None:
-        """The way that is chosen; None while the trials go on."""
-        return None if self._trials.chosen is None else self._trials.next
+    def way(self) -> str:
+        """The way of the next call."""
+        return self._trials.next
 
     def adopt_signature(self, signature: Signature) -> None:
         super().adopt_signature(signature)
@@ -73,32 +76,32 @@ class TunedPlan(BarrierPlan):
             plan.adopt_signature(signature)
 
     def run(self, send: Buffers, recv: Buffers) -> None:
-        plan = self._plans[self._trials.next]
-        if self._trials.chosen is not None:
-            plan.run(send, recv)
-        else:
-            self._measured(partial(plan.run, send, recv), self._now())
+        began = self.begins()
+        self._plans[self.way].run(send, recv)
+        self._take_steps(self.ends(began))
 
     def first_step(self, send: Buffers, recv: Buffers) -> Callable[[], object]:
-        plan = self._plans[self._trials.next]
-        if self._trials.chosen is not None:
-            return plan.first_step(send, recv)
-        began = self._now()
-        return partial(self._measured, plan.first_step(send, recv), began)
+        began = self.begins()
+        rest = self._plans[self.way].first_step(send, recv)
+        return rest if began is None else partial(self._finish, rest, began)
 
-    def _measured(self, rest: Callable[[], object], began: tuple[int, int]) -> None:
+    def _finish(self, rest: Callable[[], object], began: Moment) -> None:
         rest()
-        if self._trials.ended(began, self._now()):
-            self._take_steps(self._compare())
+        self._take_steps(self.ends(began))
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
-        plan = self._plans[self._trials.next]
-        if self._trials.chosen is not None:
-            yield from plan.steps(send, recv)
-            return
-        began = self._now()
-        yield from plan.steps(send, recv)
-        if self._trials.ended(began, self._now()):
+        began = self.begins()
+        yield from self._plans[self.way].steps(send, recv)
+        yield from self.ends(began)
+
+    def begins(self) -> Moment | None:
+        """Return when a call begins; None if the way is chosen."""
+        return self._now() if self._trials.chosen is None else None
+
+    def ends(self, began: Moment | None) -> Iterator[BarrierWait]:
+        """Take in a call that was carried out in this way; after some, the ranks compare them."""
+        now = self._now() if self._trials.chosen is None else None
+        if now is not None and self._trials.ended(began or now, now):
             yield from self._compare()
 
     def _compare(self) -> Iterator[BarrierWait]:
@@ -112,9 +115,9 @@ class TunedPlan(BarrierPlan):
         rows = [region.table(phase, peer).reshape(-1)[: len(told)].tolist() for peer in range(self.backend.size)]
         known, preempted, *times = zip(*rows, strict=True)
         took = [max(ends) - max(begins) for begins, ends in zip(times[::2], times[1::2], strict=True)]
-        trials.add(sum(took) // len(took), known[0] if known[0] >= 0 else None, was_disturbed=any(preempted))
+        trials.add(sum(took) // run.num_calls, known[0] if known[0] >= 0 else None, was_disturbed=any(preempted))
 
-    def _now(self) -> tuple[int, int]:
+    def _now(self) -> Moment:
         """Return the time, and how often other processes have taken this rank's core; ranks that share cores do so."""
         return monotonic_ns(), num_preemptions() if self._shm.tuning.has_cores else 0
 

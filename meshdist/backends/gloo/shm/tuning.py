@@ -1,6 +1,6 @@
 """The trials of a group: which way to carry out a kind of call is the fastest here.
 
-The first calls of a kind try the ways in turn, beginning with the default, each in two calls. After these, every rank
+The first calls of a kind try the ways in turn, beginning with the default, each in a few calls. After these, every rank
 writes into the table when it began and ended them; a step later all know how long a call took, from the last rank's
 beginning to the last rank's end, and so all choose alike. A single call between two comparisons would show less than
 its price: its end and the beginning of the next one follow each other without a step (of all-to-alls of 1 MiB between 4
@@ -23,8 +23,9 @@ from meshdist.system.tuning_cache import TuningCache
 TUNED_BYTES = 32 << 10
 # The least bytes of a call that may be fastest in chunks.
 LEAST_IN_CHUNKS = 256 << 10
-# How many calls in a row are one measurement.
-_CALLS_IN_A_RUN = 2
+# How many calls in a row are one measurement. Where ranks share cores, one may have carried out its part of several
+# before another gets the core: there the time of all counts, and what the program does between them with it.
+_CALLS_IN_A_RUN, _CALLS_ON_SHARED_CORES = 2, 3
 # A way is dropped if it took this many times as long as the fastest, after one measurement, two, and so on: single
 # calls are delayed by other processes. The default stays, which is right on most machines.
 _HOPELESS = (3.0, 1.2)
@@ -48,8 +49,9 @@ class Mode(IntEnum):
 
 
 class Run(NamedTuple):
-    """What a rank measured in calls in a row: when each began and ended, and how often it lost its core in them."""
+    """What a rank measured in calls in a row: when each, or all, began and ended; how often it lost its core."""
 
+    num_calls: int
     times: list[int]
     num_preemptions: int
 
@@ -76,8 +78,17 @@ class Trials:
         self._left = [0]
         self._rounds = 0
         self._repeats = _REPEATS * len(ways)
-        self._run = Run([], 0)
+        self._run = Run(0, [], 0)
+        self._has_cores = has_cores
+        self._is_new = False  # the next call is the first of its way, in which pages are mapped
         self.was_disturbed = False
+
+    @classmethod
+    def of_one_way(cls, way: str) -> Trials:
+        """Return what has nothing to choose."""
+        trials = cls("", 0, (way,), measures=False)
+        trials.chosen = 0
+        return trials
 
     @property
     def next(self) -> str:
@@ -102,12 +113,16 @@ class Trials:
 
     def ended(self, began: tuple[int, int], ended: tuple[int, int]) -> bool:
         """Note a call of this rank: the times, and how often it had lost its core; return whether the run is over."""
-        times, num_preemptions = self._run
-        self._run = Run([*times, began[0], ended[0]], num_preemptions + ended[1] - began[1])
-        return self.is_first or len(self._run.times) == 2 * _CALLS_IN_A_RUN
+        if self._is_new:
+            self._is_new = False
+            return False
+        num_calls, times, num_preemptions = self._run
+        times = [times[0], ended[0]] if times and not self._has_cores else [*times, began[0], ended[0]]
+        self._run = Run(num_calls + 1, times, num_preemptions + ended[1] - began[1])
+        return self.is_first or num_calls + 1 == (_CALLS_IN_A_RUN if self._has_cores else _CALLS_ON_SHARED_CORES)
 
     def take_run(self) -> Run:
-        run, self._run = self._run, Run([], 0)
+        run, self._run = self._run, Run(0, [], 0)
         return run
 
     def add(self, took_ns: int, remembered: int | None, *, was_disturbed: bool = False) -> None:
@@ -127,6 +142,7 @@ class Trials:
             self.shortest_ns[way] = took_ns if known is None else min(known, took_ns)
         if not self._left:
             self._next_round()
+        self._is_new = self._rounds == 1
 
     def _next_round(self) -> None:
         times = [time for time in self.shortest_ns if time is not None]
