@@ -32,7 +32,8 @@ faster. {dtype} elements, in-place SUM; a size is that of the longer array of th
 as are recv_from_any (received from any rank), probe_and_recv (after a probe for any message; torch has none) and \
 send_object (a dict that has the array). exchange sends in both directions at the same time, with isend and irecv, and \
 sendrecv around the ring of all ranks (in torch, which has none, with these two). all_reduce_outstanding is \
-{outstanding} async calls and the wait for all, all_reduce_coalesced one call of {coalesced} arrays, and the size that \
+{outstanding} async calls and the wait for all, all_reduce_coalesced one call of {coalesced} arrays \
+(over MPI, packed by the program, or from 1 MiB on one call for each), and the size that \
 of all of them; neither counts in the means. Shared arrays are those of meshdist.empty. All with OMP_NUM_THREADS=1, \
 without binding to cores."""
 

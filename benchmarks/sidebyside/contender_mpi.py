@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 from mpi4py import MPI
 
 from sidebyside.contender import (
+    COALESCED,
     OUTSTANDING,
     Array,
     Call,
@@ -18,6 +20,8 @@ from sidebyside.contender import (
     parts,
     there_and_back,
 )
+
+_LEAST_NOT_PACKED = 1 << 20
 
 
 class MpiRank(Contender):
@@ -43,7 +47,21 @@ class MpiRank(Contender):
         return call
 
     def all_reduce_coalesced(self, array: Array) -> Call:
-        return self.all_reduce(array)  # as for lists below: one array in place of its parts
+        # MPI reduces one array: a program that has several packs them, or calls it for each if they are long.
+        arrays, packed = parts(array, COALESCED), np.empty_like(array)
+        places = parts(packed, COALESCED)
+
+        def call() -> None:
+            np.concatenate(arrays, out=packed)
+            self._comm.Allreduce(MPI.IN_PLACE, packed)
+            for part, place in zip(arrays, places, strict=True):
+                part[...] = place
+
+        def call_for_each() -> None:
+            for part in arrays:
+                self._comm.Allreduce(MPI.IN_PLACE, part)
+
+        return call if array.nbytes < _LEAST_NOT_PACKED else call_for_each
 
     def broadcast(self, array: Array) -> Call:
         return partial(self._comm.Bcast, array, 0)

@@ -96,14 +96,6 @@ class Stack:
         long = [place for place, extent in zip(order, split, strict=True) if extent != 1]
         self.is_view = long == sorted(long)
 
-    def stack(self, array: Any) -> Any:
-        """Return the blocks of `array` stacked and contiguous: a view where that is possible."""
-        if self.is_view:
-            return contiguous(array).reshape(self.stacked)
-        nested = new_empty(self._nested, array)
-        nested[...] = array.reshape(self._split).transpose(self._first)
-        return nested.reshape(self.stacked)
-
     def unstack(self, stacked: Any) -> Any:
         """Return the array of the blocks: a view where that is possible."""
         if self.is_view:

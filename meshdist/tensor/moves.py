@@ -52,8 +52,8 @@ GroupProgram: TypeAlias = "Callable[[Any, ProcessGroup], Any]"
 # The program of a step, None for none; and whether its result is neither the caller's array nor a view of it. Given are
 # the step, this rank's coordinate, and whether that holds of the block before.
 Made: TypeAlias = "tuple[Any, bool]"
-# Smaller blocks are sent as one array: the copies take less time than a view for each peer.
-_LEAST_IN_PARTS = 1 << 16
+# Smaller blocks are sent as one array: copying what the rank keeps as well takes less time than a view for each peer.
+_LEAST_IN_PARTS = 1 << 18
 Part: TypeAlias = "tuple[int, Block]"  # the number of a rank, and what it sends or gets
 
 
@@ -302,9 +302,8 @@ def _all_to_all(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
     def program(local: Any, group: ProcessGroup) -> Any:
         if local.nbytes >= _LEAST_IN_PARTS:
             return in_parts()(local, group)
-        stacked = new_empty(take.stacked, local)
-        all_to_all_single(stacked, give.stack(local), group=group)
-        return take.unstack(stacked)
+        with give.sent(local) as stacked:
+            return take.received(local, lambda received: all_to_all_single(received, stacked, group=group))
 
     return program, True
 
