@@ -201,12 +201,12 @@ def is_plain(array: Array) -> bool:
     return flags.c_contiguous and flags.aligned and array.dtype.isnative
 
 
-def pack(array: Array, *, keep: bool = True, copy: bool = False) -> Array:
-    """Return a plain array of the same shape: `array` itself if it is plain and not `copy`, else a new one.
+def pack(array: Array, *, keep: bool = True) -> Array:
+    """Return a plain array of the same shape: `array` itself if it is plain, else a new one.
 
     With `keep`, a new one holds the elements; otherwise it is uninitialized.
     """
-    if is_plain(array) and not copy:
+    if is_plain(array):
         return array
     dtype = array.dtype  # the same object, which the core tells kinds of messages by
     packed = np.empty(array.shape, dtype if dtype.isnative else dtype.newbyteorder("="))

@@ -21,7 +21,7 @@ from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistT
 from meshdist.groups.group_backends import GroupBackends
 from meshdist.groups.membership import GroupHome, Membership, listed
 from meshdist.groups.point_to_point import PointToPoint
-from meshdist.runtime.call import Call, CollectiveSpec, PassedArrays, ShapeRule, Splits, must_be_copied
+from meshdist.runtime.call import Buffers, Call, CollectiveSpec, PassedArrays, ShapeRule, Splits, must_be_copied
 from meshdist.runtime.departure import earlier_failure, gave_up
 from meshdist.runtime.device_calls import DeviceCalls, Request
 from meshdist.runtime.flight_recorder import Record, clock, facts_of, located, users
@@ -373,6 +373,14 @@ class ProcessGroup(CollectiveMethods, Membership):
         if writes:
             self.named(error_prefix, arrays.check_apart)
 
+        def packed(plan: Plan) -> tuple[Buffers, Buffers]:
+            return arrays.packed(factor, copies=writes and plan.apart and must_be_copied(call))
+
+        def finish(received: Buffers) -> None:
+            if writes:
+                arrays.unpack(received)
+            arrays.release()
+
         def steps() -> Iterator[Waitable]:
             self.check_usable(error_prefix)
             yield from backend.connect()
@@ -382,10 +390,14 @@ class ProcessGroup(CollectiveMethods, Membership):
                 plan.facts = facts
                 if not collective.meets:  # the calls of a remembered plan begin at once
                     remember(plans, key, plan)
-            sent, received = arrays.packed(factor, copies=writes and plan.apart and must_be_copied(call))
+            sent, received = packed(plan)
             yield from plan.steps(sent, received)
-            if writes:
-                arrays.unpack(received)
+            finish(received)
+
+        def run(plan: Plan) -> None:
+            sent, received = packed(plan)
+            plan.run(sent, received)
+            finish(received)
 
         self.num_calls += 1
         queued = async_op or bool(self._queued)
@@ -394,7 +406,16 @@ class ProcessGroup(CollectiveMethods, Membership):
             self._meet(backend, error_prefix, self.timeout_s if timeout_s is None else timeout_s, record)
         if queued:
             return self._enqueue(error_prefix, steps, recv, async_op, record, timeout_s)
-        self._drive(error_prefix, backend, steps, None if timeout_s is None else Deadline(timeout_s), record)
+        deadline = None if timeout_s is None else Deadline(timeout_s)
+        try:
+            if prepared is not None and deadline is None:
+                run(prepared)
+            else:
+                for waitable in steps():
+                    backend.wait(waitable, error_prefix, deadline)
+        except BaseException as error:
+            raise self.fail(error, error_prefix, record) from None
+        self.recorder.end(record)
         return recv
 
     def _meet(self, backend: Backend, error_prefix: str, timeout_s: float, record: Record) -> None:
@@ -439,16 +460,6 @@ class ProcessGroup(CollectiveMethods, Membership):
         else:
             steps = partial(self._plan_steps, plan, sent, received)
         return Job(steps, work, self.timeout_s, plan.error_prefix, self.fail, work.record, error=work._error)
-
-    def _drive(
-        self, error_prefix: str, backend: Backend, steps: Any, deadline: Deadline | None, record: Record
-    ) -> None:
-        try:
-            for waitable in steps():
-                backend.wait(waitable, error_prefix, deadline)
-        except BaseException as error:
-            raise self.fail(error, error_prefix, record) from None
-        self.recorder.end(record)
 
     def compare_shapes(self, wanted: bool) -> None:
         """Compare the shapes of the ranks' arrays in all following calls, or in those that compare them by default."""

@@ -11,9 +11,10 @@ from enum import Enum
 from hashlib import blake2b
 from typing import Any, Protocol, TypeAlias
 
-from meshdist.arrays.host import Array, as_buffers, check_apart, check_writable, native, pack
+from meshdist.arrays.host import Array, as_buffers, check_apart, check_writable, is_plain, native
 from meshdist.arrays.overlap import must_copy
 from meshdist.arrays.reduce_op import PremulSum, ReduceOp, quietly
+from meshdist.arrays.scratch import Scratch
 from meshdist.runtime.waiting import Incoming, Waitable
 
 Buffers: TypeAlias = "Array | list[Array] | None"
@@ -246,10 +247,11 @@ class PassedArrays:
         TypeError: They are not arrays of supported dtypes, or a list where one array is expected, or one for a list.
     """
 
-    __slots__ = ("_given", "_in_place", "_names", "_passed", "_taken")
+    __slots__ = ("_given", "_in_place", "_names", "_packed", "_passed", "_taken")
 
     def __init__(self, collective: CollectiveSpec, send: Any, recv: Any) -> None:
         self._names, self._passed = collective.names, recv
+        self._packed: list[Scratch] = []
         self._in_place = collective.in_place and recv is send
         (sent, received), lists, of = self._names, collective.lists, collective.name
         self._given = as_buffers(send, sent, "send" in lists, of, is_written=self._in_place)
@@ -282,26 +284,39 @@ class PassedArrays:
 
     def packed(self, factor: PremulSum | None, *, copies: bool) -> tuple[Buffers, Buffers]:
         """Return plain arrays to send, multiplied by `factor` if there is one, and plain arrays to receive into."""
-        sent = _packed(self._given, copies) if factor is None else _scaled(factor, self._given)
-        return sent, sent if self._in_place else _packed(self._taken)
+        sent = self._plain(self._given, copies) if factor is None else _scaled(factor, self._given)
+        return sent, sent if self._in_place else self._plain(self._taken)
 
     def unpack(self, received: Buffers) -> None:
-        """Copy the received data to the user's arrays, unless it was received there."""
+        """After a call: copy what was received to the user's arrays, unless it was received there."""
         for array, plain in zip(each(self._taken), each(received), strict=True):
             if plain is not array:
                 array[...] = plain
+
+    def release(self) -> None:
+        """After a call: no more use the memory of plain arrays that are not the user's. After an error, a peer may."""
+        for scratch in self._packed:
+            scratch.release()
+        self._packed = []
+
+    def _plain(self, buffers: Buffers, copy: bool = False) -> Buffers:
+        if isinstance(buffers, list):
+            return [self._plain_array(array, copy) for array in buffers]
+        return None if buffers is None else self._plain_array(buffers, copy)
+
+    def _plain_array(self, array: Array, copy: bool) -> Array:
+        if is_plain(array) and not copy:
+            return array
+        scratch = Scratch(array.shape, array, native(array).dtype)
+        self._packed.append(scratch)
+        scratch.array[...] = array
+        return scratch.array
 
 
 def _in_native_order(buffers: Buffers) -> Buffers:
     if isinstance(buffers, list):
         return [native(array) for array in buffers]
     return None if buffers is None else native(buffers)
-
-
-def _packed(buffers: Buffers, copy: bool = False) -> Buffers:
-    if isinstance(buffers, list):
-        return [pack(array, copy=copy) for array in buffers]
-    return None if buffers is None else pack(buffers, copy=copy)
 
 
 def _scaled(factor: PremulSum, buffers: Buffers) -> Buffers:

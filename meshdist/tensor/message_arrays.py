@@ -1,15 +1,14 @@
-"""Arrays for messages: scratch memory that is used again, and the blocks of an array stacked by rank."""
+"""Arrays for messages: contiguous ones, and the blocks of an array stacked by rank."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from meshdist.arrays.device_types import new_empty
+from meshdist.arrays.scratch import Scratch
 
 Shape: TypeAlias = "tuple[int, ...]"
 
@@ -17,54 +16,6 @@ Shape: TypeAlias = "tuple[int, ...]"
 def contiguous(array: Any) -> Any:
     """Return the array itself if it is C-contiguous, else a copy that is."""
     return array if array.flags.c_contiguous else array.copy(order="C")
-
-
-_LEAST_KEPT = 1 << 16  # the allocator itself keeps less than this
-_MOST_KEPT = 1 << 27
-_buffers: list[Any] = []  # free ones, the last used at the end
-
-
-class Scratch:
-    """An array for a message, as a context: its memory is used again, since the system clears fresh memory.
-
-    That takes longer than the copy into it. Threads share the buffers. After an error, a peer may still use the memory:
-    it is not used again.
-    """
-
-    __slots__ = ("_buffer", "array")
-
-    def __init__(self, shape: Shape, like: Any) -> None:
-        self._buffer = None
-        nbytes = math.prod(shape) * like.dtype.itemsize
-        if type(like) is not np.ndarray or not _LEAST_KEPT <= nbytes <= _MOST_KEPT:
-            self.array = new_empty(shape, like)
-            return
-        self._buffer = _kept_buffer(nbytes)
-        if self._buffer is None:
-            self._buffer = np.empty(nbytes, np.uint8)
-        self.array = self._buffer[:nbytes].view(like.dtype).reshape(shape)
-
-    def __enter__(self) -> Any:
-        return self.array
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if self._buffer is not None and kind is None:
-            _buffers.append(self._buffer)
-            with suppress(IndexError):  # another thread took one
-                while sum(buffer.nbytes for buffer in list(_buffers)) > _MOST_KEPT:
-                    del _buffers[0]
-
-
-def _kept_buffer(nbytes: int) -> Any:
-    """Take a free buffer of up to twice this size; None if there is none."""
-    for at, buffer in enumerate(list(_buffers)):
-        if nbytes <= buffer.nbytes <= 2 * nbytes:
-            with suppress(IndexError):  # another thread took one
-                taken = _buffers.pop(at)
-                if taken.nbytes >= nbytes:
-                    return taken
-            return None
-    return None
 
 
 class Stack:

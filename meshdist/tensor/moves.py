@@ -12,6 +12,7 @@ import numpy as np
 from meshdist.arrays.device_types import new_empty
 from meshdist.arrays.host import consecutive_views
 from meshdist.arrays.reduce_op import ReduceOp
+from meshdist.arrays.scratch import Scratch
 from meshdist.collectives.all_gather import all_gather
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_reduce import all_reduce
@@ -25,7 +26,7 @@ from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.agreement import Origin, with_origin, words_of
 from meshdist.tensor.array_layout import ArrayLayout, number_in
 from meshdist.tensor.known_calls import changes
-from meshdist.tensor.message_arrays import Scratch, Shape, Stack, contiguous
+from meshdist.tensor.message_arrays import Shape, Stack, contiguous
 from meshdist.tensor.placements import placements_text
 from meshdist.tensor.redistribution_search import Redistribution, plan
 from meshdist.tensor.redistribution_steps import (

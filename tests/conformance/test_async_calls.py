@@ -69,6 +69,28 @@ def test_strided_arrays_async(world):
     world.run(strided_async)
 
 
+def strided_outstanding():
+    """Many long ones at once, between sync calls: they are packed into memory that is used again, not too early."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    whole = np.zeros((20_000, 6))
+    for turn in range(3):
+        whole[...] = rank + turn
+        works = [dist.all_reduce(whole[:, column], async_op=True) for column in range(4)]
+        gathered = [np.zeros((20_000, 2))[:, 1] for _ in range(size)]
+        dist.all_gather(gathered, whole[:, 4])
+        dist.broadcast(whole[:, 5], src=0)
+        for work in works:
+            work.wait()
+        due = [sum(range(size)) + size * turn] * 4 + [rank + turn, turn]
+        assert (whole == due).all(), whole[0]
+        cases.same([array[0] for array in gathered], [peer + turn for peer in range(size)], f"gathered in turn {turn}")
+        assert all((array == array[0]).all() for array in gathered)
+
+
+def test_many_strided_arrays_outstanding(world):
+    world.run(strided_outstanding)
+
+
 def many_in_flight():
     size, rank = dist.get_world_size(), dist.get_rank()
     arrays = [np.full(1 + number % 50, rank + number) for number in range(300)]
