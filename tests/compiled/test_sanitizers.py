@@ -104,6 +104,18 @@ def main(rank, size):
         with dist.new_group() as group:
             for _ in range(4):
                 group.all_reduce(x, op=dist.ReduceOp.MAX)
+    # In every way, one after another; some lengths are no multiple of a chunk, and some blocks have fewer chunks.
+    whole, parts = np.ones(300_003, "f4"), [np.ones(100_001, "f4") for _ in range(size)]
+    unequal = [np.ones(1 + 70_000 * ((rank + peer) % 3), "f4") for peer in range(size)]
+    for _ in range(70):
+        dist.all_reduce(whole, "max")
+        dist.reduce(whole, 1, "max")
+        dist.broadcast(whole, src=2)
+        dist.all_gather_into_tensor(whole, parts[0])
+        dist.scatter(parts[0], parts if rank == 1 else None, src=1)
+        dist.reduce_scatter(parts[0], parts, "min")
+        dist.all_to_all_single(whole, whole.copy())
+        dist.all_to_all([np.empty_like(array) for array in unequal], unequal)
     group = dist.new_group()
     for _ in range(4):
         group.all_reduce(x)
@@ -151,6 +163,7 @@ def test_nothing_is_found(tmp_path):
         "LD_PRELOAD": runtime,
         "ASAN_OPTIONS": "detect_leaks=0",
         "MESHDIST_CORE": "require",
+        "MESHDIST_TUNING": "force",
         "PYTHONPATH": os.pathsep.join([str(tmp_path), *packages]),
     }
     command = [sys.executable, tmp_path / "program.py"]
