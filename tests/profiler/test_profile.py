@@ -51,6 +51,18 @@ def make_calls():
     return p.events, p.merged(dst=size - 1)
 
 
+def profile_axis_of_all_ranks():
+    mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    with dist.profile() as p:
+        mesh["dp"].all_reduce(np.zeros(100))
+        dist.all_reduce(np.zeros(100))
+    return [event.group for event in p.events]
+
+
+def test_an_axis_of_all_ranks_is_in_the_rows_of_the_world():
+    assert dist.run(profile_axis_of_all_ranks, 2) == [["world", "world"]] * 2
+
+
 @pytest.mark.parametrize("backend", ["threads", "gloo"])
 def test_every_call_of_the_block_is_an_event(worlds, backend):
     if backend == "gloo" and sys.platform != "linux":
