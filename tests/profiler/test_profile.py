@@ -505,6 +505,35 @@ def test_names_of_short_calls_are_written_where_there_is_room():
     assert written(*range(0, 100, 2)) == 0
 
 
+def test_no_arrow_crosses_a_name():
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from matplotlib.figure import Figure
+    from matplotlib.path import Path
+
+    # Messages from rank 0 to rank 2 pass the calls of rank 1: to the right of a short one, and through a long one.
+    sends = [made_up("send", begin, begin + 1, -1, peer=2) for begin in (10, 50)]
+    recvs = [made_up("recv", begin, begin + 1, -1, peer=0) for begin in (30, 70)]
+    between = [made_up("broadcast", 18, 18.5, 0), made_up("all_reduce", 45, 75, 1)]
+    tracks = [Track(rank, "here", 0, 100 * MS, calls) for rank, calls in enumerate((sends, between, recvs))]
+
+    def names_and_crossed(arrows):
+        ax = Timeline(tracks).plot(Figure(figsize=(10, 3)).subplots(), arrows=arrows)
+        ax.figure.draw_without_rendering()
+        names = [text for text in ax.texts if text.get_text()]
+        lines = [Path(ax.transData.transform([text.xyann, text.xy])) for text in ax.texts if not text.get_text()]
+        assert len(lines) == arrows
+        crossed = [
+            name.get_text()
+            for name in names
+            if any(line.intersects_bbox(name.get_window_extent(), filled=False) for line in lines)
+        ]
+        return sorted(name.get_text() for name in names), crossed
+
+    everything = ["all_reduce", "broadcast", "recv", "recv", "send", "send"]
+    assert names_and_crossed(0) == (everything, [])
+    assert names_and_crossed(2) == (everything, [])
+
+
 @pytest.mark.parametrize(("arrows", "told"), [(0, []), (1, ["message (the longest 1 of 2)"]), (2, ["message"])])
 def test_the_longest_messages_have_arrows(arrows, told):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
