@@ -69,8 +69,14 @@ def one_tree_for_sources(app: Any, page: str, template: str, context: dict[str, 
         context["toctree"] = toctree
 
 
+def without_private(app: Any, what: str, name: str, thing: Any, options: Any, args: str, returned: str) -> Any:
+    """Leave out of a signature the arguments with private names: the event "autodoc-process-signature"."""
+    return args and re.sub(r", _\w+: \w+ = \w+", "", args), returned
+
+
 def setup(app: Any) -> None:
     """Complete pages with notebooks and tables of methods, and link inherited methods to their source."""
+    app.connect("autodoc-process-signature", without_private)
     app.connect("html-page-context", one_tree_for_sources, priority=100)  # before the theme's
     app.connect("source-read", without_note)
     app.connect("source-read", method_tables.complete)

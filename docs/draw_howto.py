@@ -46,39 +46,48 @@ def saved(figure: Any, name: str) -> None:
 
 def training_step() -> None:
     """Draw the arrays of a step, each with its placement, and what is computed and sent between them."""
-    arrays = {
-        "x": ((8, 4), {"dp": Shard(0)}),
-        "w1": ((4, 6), {"tp": Shard(1)}),
-        "hidden": ((8, 6), {"dp": Shard(0), "tp": Shard(1)}),
-        "w2": ((6, 2), {"tp": Shard(0)}),
-        "hidden @ w2": ((8, 2), {"dp": Shard(0), "tp": Partial()}),
-        "output": ((8, 2), {"dp": Shard(0)}),
-    }
-    figure = pyplot.figure(figsize=(8.0, 5.6), layout="constrained")
+    x, w1, w2 = ((8, 4), {"dp": Shard(0)}), ((4, 6), {"tp": Shard(1)}), ((6, 2), {"tp": Shard(0)})
+    hidden = (8, 6), {"dp": Shard(0), "tp": Shard(1)}
+    product, output = ((8, 2), {"dp": Shard(0), "tp": Partial()}), ((8, 2), {"dp": Shard(0)})
+    layers = (
+        {"x": x, "w1": w1, "x @ w1": hidden, "hidden": hidden},
+        {"hidden": hidden, "w2": w2, "hidden @ w2": product, "output": output},
+    )
+    figure = pyplot.figure(figsize=(8.4, 4.9), layout="constrained")
     # Between the arrays: how the next one comes about.
-    places = figure.subplots(2, 5, width_ratios=(1, 0.3, 1, 0.55, 1))
+    places = figure.subplots(2, 7, width_ratios=(1, 0.2, 1, 0.2, 1, 0.55, 1))
     with dist.dry_run(world_size=4, rank=0):
         mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-        for ax, (name, (shape, placements)) in zip(places[:, ::2].flat, arrays.items(), strict=True):
-            cut = [getattr(placement, "dim", None) for placement in placements.values()]
-            block = [extent // (1 + (dim in cut)) for dim, extent in enumerate(shape)]
-            draw_blocks(DTensor.from_local(np.zeros(block), mesh, placements, shape=shape), ax)
-            axes = " and\n".join(f"{_placed(placement)} along {axis}" for axis, placement in placements.items())
-            ax.set_title(name, fontsize="medium", fontweight="bold", pad=10 + 11 * len(placements))
-            middle = ax.title.get_position()[0]
-            ax.text(middle, 1.02, axes, transform=ax.transAxes, ha="center", va="bottom", fontsize="small")
-            if name in ("w1", "w2"):
-                told = "gradient: all_reduce along dp\n(average of 0 and 2, of 1 and 3)"
-                ax.text(middle, -0.02, told, transform=ax.transAxes, ha="center", va="top", **SENT)
+        for row, arrays in zip(places[:, ::2], layers, strict=True):
+            for ax, (name, (shape, placements)) in zip(row, arrays.items(), strict=True):
+                _array(ax, mesh, name, shape, placements)
     nothing_sent = {"color": PALE, "fontsize": "small"}
     for ax in places[:, 1::2].flat:
         ax.set_axis_off()
-    places[0, 1].text(0.5, 0.5, "@", ha="center", va="center", fontsize="x-large")
-    _arrow(places[0, 3], "relu", nothing_sent)
-    _arrow(places[1, 1], "hidden @", nothing_sent)
-    _arrow(places[1, 3], "all_reduce\nalong tp", SENT)
+    for row in places:
+        for ax, sign in zip(row[1:4:2], "@=", strict=True):
+            ax.text(0.5, 0.5, sign, ha="center", va="center", fontsize="x-large")
+    _arrow(places[0, 5], "relu", nothing_sent)
+    _arrow(places[1, 5], "all_reduce\nalong tp", SENT)
     legend(figure)
     saved(figure, "training-step")
+
+
+def _array(ax: Any, mesh: Any, name: str, shape: tuple[int, ...], placements: dict[str, Any]) -> None:
+    """Draw an array of a step with its name, its placement and, below weights, what becomes of the gradient."""
+    cut = [getattr(placement, "dim", None) for placement in placements.values()]
+    block = [extent // (1 + (dim in cut)) for dim, extent in enumerate(shape)]
+    draw_blocks(DTensor.from_local(np.zeros(block), mesh, placements, shape=shape), ax)
+    axes = ",\n".join(f"{_placed(placement)} along {axis}" for axis, placement in placements.items())
+    ax.set_title(name, fontsize="medium", fontweight="bold", pad=32)  # above two lines of placements
+    middle = ax.title.get_position()[0]
+    below = {"transform": ax.transAxes, "ha": "center"}
+    # From the title down, so that the arrays of a row agree in where each line is.
+    above_blocks = {"xy": (middle, 1.0), "xytext": (0, 28), "textcoords": "offset points"}
+    ax.annotate(axes, xycoords="axes fraction", ha="center", va="top", fontsize="small", **above_blocks)
+    if name in ("w1", "w2"):
+        told = "gradient: all_reduce\nalong dp (average of\n0 and 2, of 1 and 3)"
+        ax.text(middle, -0.02, told, va="top", **below, **SENT)
 
 
 # What is sent, in words.

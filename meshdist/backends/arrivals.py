@@ -95,7 +95,7 @@ class Arrivals(WithoutBell):
             if departure is None and rank in ended:
                 departure = options.peers.how_ended(options.ranks[rank])
             if departure is not None:
-                raise peer_gone(backend.describe(rank), departure, LeftOut.CALL)
+                raise peer_gone(backend.describe(rank), departure, LeftOut.CALL, rank=options.ranks[rank])
             # A rank that has begun the group's first call waits in its set-up until this one takes part.
             self._is_behind |= self._is_first and options.waits_in_first_call(rank)
 

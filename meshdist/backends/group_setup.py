@@ -83,7 +83,7 @@ def check_there(options: BackendOptions, rank: int, left_out: LeftOut) -> None:
     """Raise DistBackendError if a rank of the group has left."""
     departure = options.gone(rank)
     if departure is not None:
-        raise peer_gone(options.call(rank), departure, left_out)
+        raise peer_gone(options.call(rank), departure, left_out, rank=options.ranks[rank])
 
 
 # How long to wait for the store: the process that hosts it may be stopped.

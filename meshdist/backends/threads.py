@@ -140,7 +140,7 @@ class _CheckIn(_InRoom):
         for rank in self.absent():
             departure = self.departure(rank)
             if departure is not None:
-                raise peer_gone(self._options.call(rank), departure, LeftOut.CALL)
+                raise peer_gone(self._options.call(rank), departure, LeftOut.CALL, rank=self._options.ranks[rank])
 
     def missing(self) -> str:
         return ", ".join(map(self._options.call, self.absent()))
@@ -157,7 +157,9 @@ class _Send(_InRoom, SendRequest):
     def check(self) -> None:
         departure = self.departure(self._dst)
         if departure is not None:
-            raise peer_gone(self._options.call(self._dst), departure, LeftOut.RECEIVE)
+            raise peer_gone(
+                self._options.call(self._dst), departure, LeftOut.RECEIVE, rank=self._options.ranks[self._dst]
+            )
 
     def receiver_words(self) -> str:
         return self._options.call(self._dst)
@@ -196,7 +198,7 @@ class _Recv(_InRoom, RecvRequest):
         gone = {rank: departure for rank in sources if (departure := self.departure(rank)) is not None}
         for rank, departure in gone.items():
             if not departure.exit.is_orderly or self.wanted is not None:
-                raise peer_gone(self._options.call(rank), departure, LeftOut.SEND)
+                raise peer_gone(self._options.call(rank), departure, LeftOut.SEND, rank=self._options.ranks[rank])
         if len(gone) == len(sources):
             raise nobody_left({self._options.call(rank): departure for rank, departure in gone.items()})
 

@@ -79,8 +79,8 @@ _MARGIN = 1.5
 _LABEL_PT, _TICK_PT = 9, 8
 
 
-# Labels of more sizes, evenly spaced, would touch each other.
-_MOST_TICKS = 14
+# Labels of more sizes, evenly spaced, would touch each other in a panel.
+_MOST_LABELS = 18
 # The ticks of a decade, by how far apart the values are at most; those of a larger span have the powers of ten alone.
 _SUBS = ((10.0, (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)), (1000.0, (1.0, 2.0, 5.0)))
 
@@ -98,17 +98,21 @@ def _label_axes(axes: Any, sizes: Sequence[int]) -> None:
 
 
 def _label_sizes(axes: Any, sizes: Sequence[int]) -> None:
-    """Put ticks at the measured sizes whose labels do not touch, from the largest one on."""
+    """Put ticks at the measured sizes, with labels where these do not touch, from the largest one on."""
+    from matplotlib.ticker import NullFormatter
+
     axes.set_xscale("log", base=2)
-    gap = math.log2(sizes[-1] / sizes[0]) / _MOST_TICKS
-    ticks = [sizes[-1]]
+    gap = math.log2(sizes[-1] / sizes[0]) / _MOST_LABELS
+    labelled = [sizes[-1]]
     for size in reversed(sizes[:-1]):
-        if math.log2(ticks[-1] / size) >= gap:
-            ticks.append(size)
+        if math.log2(labelled[-1] / size) >= gap:
+            labelled.append(size)
     # Long labels, centred, would reach their neighbours.
     along: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
-    axes.set_xticks(ticks, [show_size(size) for size in ticks], **along)
+    axes.set_xticks(labelled, [show_size(size) for size in labelled], **along)
     axes.minorticks_off()
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xticks([size for size in sizes if size not in labelled], minor=True)
     axes.tick_params(labelsize=_TICK_PT)
     axes.set_xlabel("message size", fontsize=_LABEL_PT)
 

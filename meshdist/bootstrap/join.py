@@ -12,6 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from meshdist.bootstrap.launched import started_by_meshrun
 from meshdist.bootstrap.spawned import exceeds_spawn
 from meshdist.errors import DistError, DistStoreError, DistTimeoutError
 from meshdist.runtime.departure import Departure, PeerExit
@@ -344,6 +345,8 @@ def shortfall(store: Store, world_size: int, missing: Sequence[int], when: str, 
         return f"all {world_size} ranks came {when}, but not at one time: some gave up before the others arrived"
     there = world_size - len(missing)
     came = f"{there} of {counted(world_size, 'rank')} {joined(there, is_waiting=is_waiting)} {when}"
+    if launched := started_by_meshrun(store, missing):
+        return f"{came}; {launched}"
     place = _place(store)
     question = "is missing: was it" if len(missing) == 1 else "are missing: were they"
     return f"{came}; {ranks_text(missing)} {question} started with {place}?"

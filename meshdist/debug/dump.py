@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from meshdist._version import __version__
 from meshdist.debug.stacks import Stack, stack_of_error, stacks
 from meshdist.groups.world import current_world
-from meshdist.runtime.departure import in_words
+from meshdist.runtime.departure import PeerFailure, describe, in_words
 from meshdist.runtime.flight_recorder import (
     COMPLETED,
     CREATED,
     DIRECTORY_VARIABLE,
     ERROR,
+    PEER,
     SEQUENCE,
     STARTED,
     Record,
@@ -60,7 +61,8 @@ def flight_recorder(directory: str | os.PathLike[str] | None = None) -> dict[str
         and `received` (dtype and shape of each array), `root` (a rank of the group), `tag`, `created_s`,
         `started_s` and `completed_s` (seconds since 1970; None for not yet), `timeout_s`, `state` (queued,
         started, completed or failed), `site` (file and line of the user's call, as train.py:12), `function` and,
-        if it failed, `error`.
+        if it failed, `error`, and `peer` if the end of another rank is the cause: its global `rank`, `exit` and
+        `how`, the same in words.
 
     Raises:
         ValueError: There is no world.
@@ -218,7 +220,14 @@ def _record(record: Record, offset: int) -> dict[str, Any]:
     }
     if len(record) > ERROR:
         data["error"] = record[ERROR]
+        data.update(_peers_end(record[PEER]))
     return data
+
+
+def _peers_end(failure: PeerFailure | None) -> dict[str, Any]:
+    if failure is None or failure.rank is None:
+        return {}
+    return {"peer": {"rank": failure.rank, "exit": failure.departure.exit.value, "how": describe(failure.departure)}}
 
 
 def _state(record: Record) -> str:

@@ -22,12 +22,20 @@ _MOST_OLD_S = 10.0
 _FAILED = {True: ", and its call failed", False: ", and their calls failed"}
 
 
-def hang_report(waits: Waits, world_size: int, *, now_s: float | None = None, are_files: bool = False) -> list[str]:
+def hang_report(
+    waits: Waits,
+    world_size: int,
+    *,
+    now_s: float | None = None,
+    are_files: bool = False,
+    tells_differences: bool = True,
+) -> list[str]:
     """Return lines that describe the cause of a hang, what the ranks do, and what they wait for.
 
     Ages are those at `now_s`, in seconds since 1970, or at the time of each rank's state where it is None. The clocks
     of hosts differ and may jump: a state is taken to be at most 10 s old. With `are_files`, the states are those of
-    files: nothing is known of a rank without one, and the job has ended, or will have when the report is read.
+    files: nothing is known of a rank without one, and the job has ended, or will have when the report is read. Without
+    `tells_differences`, the lines leave out where the calls of ranks begin to differ, which is told elsewhere.
     """
     parts: dict[_Doing, list[RankSnapshot]] = {}
     for _, state in sorted(waits.states.items()):
@@ -35,7 +43,7 @@ def hang_report(waits: Waits, world_size: int, *, now_s: float | None = None, ar
             parts.setdefault(_doing(waits, state, are_files=are_files), []).append(state)
     alike = sorted(parts.items(), key=lambda part: part[1][0].rank)
     shown = {state.rank for _, states in alike[:_MOST_LINES] for state in states}
-    lines = causes(waits, shown, are_files=are_files)
+    lines = causes(waits, shown, are_files=are_files, tells_differences=tells_differences)
     for doing, states in alike[:_MOST_LINES]:
         ranks = ranks_text(sorted(state.rank for state in states))
         lines.append(_sentence(ranks, doing, _age(states, now_s), is_one=len(states) == 1))
@@ -54,15 +62,17 @@ def hang_report(waits: Waits, world_size: int, *, now_s: float | None = None, ar
     return lines
 
 
-def causes(waits: Waits, shown: Container[int] = (), *, are_files: bool = False) -> list[str]:
-    """Return the sentences that name the cause of the wait, as far as the graph shows it; for `are_files` see above.
+def causes(
+    waits: Waits, shown: Container[int] = (), *, are_files: bool = False, tells_differences: bool = True
+) -> list[str]:
+    """Return the sentences that name the cause of the wait, as far as the graph shows it; for the options see above.
 
     They leave out the calls in which the ranks `shown` wait, which are told elsewhere.
     """
     found = []
     if waits.cycle:
-        found.append(_describe_cycle(waits, shown))
-    found += _describe_absences(waits, are_files=are_files)
+        found.append(_describe_cycle(waits, shown, tells_differences=tells_differences))
+    found += _describe_absences(waits, are_files=are_files, tells_differences=tells_differences)
     if found:
         return found
     unfinished = [state for state in waits.states.values() if state.open_calls]
@@ -73,7 +83,7 @@ def causes(waits: Waits, shown: Container[int] = (), *, are_files: bool = False)
     return ["no rank waits for another"]
 
 
-def _describe_cycle(waits: Waits, shown: Container[int]) -> str:
+def _describe_cycle(waits: Waits, shown: Container[int], *, tells_differences: bool) -> str:
     if len(waits.cycle) == 1:
         (rank,) = waits.cycle
         return f"rank {rank} waits for itself in {waits.graph.edges[rank, rank]['call'].words}"
@@ -84,7 +94,7 @@ def _describe_cycle(waits: Waits, shown: Container[int]) -> str:
         following = waits.cycle[(number + 1) % len(waits.cycle)]
         call = waits.graph.edges[rank, following]["call"]
         steps.append(f"rank {rank} waits for rank {following}{'' if call in known else f' in {call.words}'}")
-    differing = _differing(waits, *waits.cycle[:2], known=known)
+    differing = _differing(waits, *waits.cycle[:2], known=known) if tells_differences else ""
     advice = "" if differing else _advice(waits)
     return f"the ranks wait for each other: {'; '.join(steps)}{differing}{advice}"
 
@@ -97,7 +107,7 @@ def _advice(waits: Waits) -> str:
     return f"; {advice}" if advice else ""
 
 
-def _describe_absences(waits: Waits, *, are_files: bool) -> list[str]:
+def _describe_absences(waits: Waits, *, are_files: bool, tells_differences: bool) -> list[str]:
     """Return a sentence for each call with missing ranks; a rank is in that with the most ranks waiting for it."""
     missing: dict[str, list[int]] = {}
     for rank in waits.absent:
@@ -106,8 +116,12 @@ def _describe_absences(waits: Waits, *, are_files: bool) -> list[str]:
         )
         missing.setdefault(calls.most_common(1)[0][0], []).append(rank)
     sentences = [
-        _not_done(sorted(ranks), deed, is_known=not are_files or any(rank in waits.states for rank in ranks))
-        + _differing(waits, min(waits.graph.predecessors(ranks[0])), ranks[0])
+        _not_done(
+            sorted(ranks),
+            deed,
+            is_known=not are_files or any(rank in waits.states or rank in waits.gone for rank in ranks),
+        )
+        + (_differing(waits, min(waits.graph.predecessors(ranks[0])), ranks[0]) if tells_differences else "")
         for deed, ranks in missing.items()
     ]
     if len(sentences) > _MOST_LINES:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from meshdist.debug.hang_report import hang_report
 from meshdist.debug.states import CallSeen, RankSnapshot, read_states
 from meshdist.debug.wait_graph import Waits, first_difference, who_waits
+from meshdist.runtime.departure import PeerExit
 from meshdist.runtime.rank_text import ranks_text, without_own_rank
 
 _FILE = re.compile(r"rank_\d+\.json")
@@ -48,7 +49,9 @@ def report_on(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None
             f"  rank {rank} {state}\n" for rank, state in sorted((gone or {}).items())
         )
     size = next(iter(states.values())).world_size
-    silent = [rank for rank in range(size) if rank not in states and rank not in (gone or {})]
+    are_files, ends = gone is None, _ends_on_record(states) if gone is None else {}
+    gone = ends if gone is None else gone
+    silent = [rank for rank in range(size) if rank not in states and rank not in gone]
     counted = (
         f"{len(states)} of {size} ranks" if len(states) < size else f"all {size} ranks" if size > 1 else "the only rank"
     )
@@ -56,21 +59,43 @@ def report_on(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None
     since = " since the world was shrunk" + (f" {shrunk} times" if shrunk > 1 else "") if shrunk else ""
     waits, faults = who_waits(states, gone), _faults(states)
     nothing_failed = "" if faults else "; no call in them failed"
+    disagreement = _first_disagreement(states, waits)
+    who_is_waiting = hang_report(waits, size, are_files=are_files, tells_differences=not (faults and disagreement))
     parts = [
+        ["First call in which the ranks disagree", *disagreement],
         ["What went wrong", *faults],
-        ["First call in which the ranks disagree", *_first_disagreement(states, waits)],
-        ["Who is waiting for whom", *hang_report(waits, size, are_files=gone is None)],
-        ["Stragglers", *_latecomers(states, waits, are_files=gone is None)],
+        ["Who is waiting for whom", *who_is_waiting],
+        ["Stragglers", *_latecomers(states, waits, are_files=are_files)],
     ]
     if not faults:  # the answer to why a job does not go on comes first
-        parts[1], parts[2] = parts[2], parts[1]
-    if gone is None:
+        parts[0], parts[2] = parts[2], parts[0]
+    if are_files:
         parts.insert(0, ["Older files", *_older_files(states.values())])
-    if silent:
-        parts.insert(0, ["Missing files" if gone is None else "Ranks without a record", *_what_is_missing(silent)])
+        missing = [*_known_ends(ends), *(_what_is_missing(silent) if silent else ())]
+        parts.insert(0, ["Missing files", *missing])
+    elif silent:
+        parts.insert(0, ["Ranks without a record", *_what_is_missing(silent)])
     head = f"Flight records of {counted}{since}, on {ranks_hosts(states.values())}{nothing_failed}."
     full = ["\n  ".join(part) for part in parts if len(part) > 1]
     return "\n\n".join([head, *full]) + "\n"
+
+
+def _ends_on_record(states: Mapping[int, RankSnapshot]) -> dict[int, str]:
+    """Return how ranks without a file ended, as far as other ranks saw it in a call that failed for that."""
+    ends = (call.peer_end for state in states.values() for call in state.calls if call.peer_end is not None)
+    return {
+        end.rank: end.how
+        for end in ends
+        if end.rank not in states and end.exit is not PeerExit.DESTROYED_GROUP  # that rank may have gone on
+    }
+
+
+def _known_ends(ends: Mapping[int, str]) -> list[str]:
+    lines = [
+        f"the file of rank {rank} (rank_{rank}.json) is missing; as the records of other ranks show, rank {rank} {how}"
+        for rank, how in sorted(ends.items())
+    ]
+    return lines if len(lines) <= _MOST_SHOWN else [*lines[:_MOST_SHOWN], f"and {len(lines) - _MOST_SHOWN} more"]
 
 
 def _what_is_missing(ranks: Sequence[int]) -> list[str]:
@@ -189,11 +214,14 @@ def _latecomers(states: Mapping[int, RankSnapshot], waits: Waits, *, are_files: 
     for rank in waits.absent[:_MOST_SHOWN]:
         # Since the first rank has waited for it.
         edges = [(other, call) for other, _, call in waits.graph.in_edges(rank, data="call") if other in states]
-        if edges and not (rank in states and states[rank].raised):
+        has_ended = rank in waits.gone or (rank in states and states[rank].raised)
+        if edges and not has_ended:
             first, call = max(edges, key=lambda edge: states[edge[0]].time_s - edge[1].created_s)
             late_s = states[first].time_s - call.created_s
             waiting = ranks_text(sorted(other for other, _ in edges))
-            is_known = rank in states or rank in waits.gone
+            if late_s < _LATE_S:
+                continue
+            is_known = rank in states
             if are_files:
                 is_late = "was late" if is_known else "may have been late"
                 missing.append(f"rank {rank} {is_late}: {waiting} waited for it, for {late_s:.1f} s")

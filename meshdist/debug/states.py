@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple, TypeVar
 
 from meshdist.debug.dump import BY_CALL, BY_SIGNAL, FORMAT, GAVE_UP, TIMED_OUT
+from meshdist.runtime.departure import PeerExit, first_line
 
 T = TypeVar("T")
 # Reports go through all of them.
@@ -17,6 +18,14 @@ _MOST_RANKS = 1 << 24
 
 class _OtherFormatError(ValueError):
     """Report states of another version of the format."""
+
+
+class PeerEnd(NamedTuple):
+    """The end of another rank, as a rank saw it: its global rank, and how it ended, as the predicate of a sentence."""
+
+    rank: int
+    exit: PeerExit
+    how: str
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,7 @@ class CallSeen:
     site: str
     function: str
     error: str | None
+    peer_end: PeerEnd | None = None  # that made it fail
 
     @property
     def is_open(self) -> bool:
@@ -200,7 +210,16 @@ def _parse_call(record: dict[str, Any]) -> CallSeen:
         site=_text(record["site"]),
         function=_text(record["function"]),
         error=_optional(record.get("error"), _text),
+        peer_end=_optional(record.get("peer"), _parse_peer_end),
     )
+
+
+def _parse_peer_end(end: dict[str, Any]) -> PeerEnd:
+    try:
+        how = PeerExit(end["exit"])
+    except ValueError:
+        how = PeerExit.UNKNOWN
+    return PeerEnd(int(end["rank"]), how, first_line(_text(end["how"])))
 
 
 def _text(x: Any) -> str:

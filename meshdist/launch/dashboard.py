@@ -15,6 +15,8 @@ from meshdist.store import Store
 _PERIOD_S = 1.0
 _ANSWER_S = 0.5
 _NUM_LINES = 3  # of output, for each rank
+_MOST_CLAIMED = len("destroy_process_group()")  # by the states, of the width
+_CALL_CLAIMS = 14
 _STYLES = {"waiting": "yellow", "running": "green", "succeeded": "dim", "in a call": "green"}
 _FAILED = "bold red"
 
@@ -90,15 +92,21 @@ def render(status: JobStatus, tails: Mapping[int, Sequence[str]]) -> Any:
     from rich.text import Text
 
     ranks = Table(title=Text(status.headline()), title_justify="left", title_style="bold", box=SIMPLE_HEAD, expand=True)
+    hosts = {rank.host for rank in status.ranks}
     ranks.add_column("rank", justify="right", no_wrap=True)
-    for name, ratio in (("host", None), ("pid", None), ("state", 3)):
-        ranks.add_column(name, ratio=ratio, no_wrap=ratio is None)
+    if len(hosts) > 1:
+        ranks.add_column("host", no_wrap=True)
+    ranks.add_column("pid", no_wrap=True)
+    # With a ratio, its width is the least one: no word of a state is cut.
+    longest_word = max((len(word) for rank in status.ranks for word in rank.state.split()), default=1)
+    ranks.add_column("state", ratio=3, width=min(longest_word, _MOST_CLAIMED), overflow="fold")
     ranks.add_column("for", justify="right", no_wrap=True)
-    ranks.add_column("call, or the last one", ratio=4)
+    ranks.add_column("call, or the last one", ratio=4, width=_CALL_CLAIMS, overflow="fold")
     for rank in status.ranks:
         style = next((style for begin, style in _STYLES.items() if rank.state.startswith(begin)), _FAILED)
         lasts = "" if rank.seconds is None else duration(rank.seconds)
-        ranks.add_row(str(rank.rank), rank.host, rank.pid, Text(rank.state, style), lasts, Text(rank.call))
+        host = [rank.host] if len(hosts) > 1 else []
+        ranks.add_row(str(rank.rank), *host, rank.pid, Text(rank.state, style), lasts, Text(rank.call))
     output = [
         Text(f"[rank{rank}] {line}", overflow="ellipsis", no_wrap=True)
         for rank in sorted(tails)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from meshdist.bootstrap.join import object_for_absent
+from meshdist.bootstrap.launched import PREFIX
 from meshdist.errors import DistError
 from meshdist.launch.outputs import STDERR, STDOUT, Routing
 from meshdist.launch.worker_env import Job
@@ -16,7 +17,6 @@ from meshdist.launch.worker_set import Exit
 from meshdist.store import PrefixStore, Store
 from meshdist.system.processes import describe_status
 
-PREFIX = "meshrun/node/"
 _LOOK_S = 1.0
 
 

@@ -59,7 +59,6 @@ class DeviceMesh(MeshExchanges):
         backend_override: Axis, by name or index, to the backend its group uses in place of the world's, or
             to a pair of the backend and its options (`pg_options` of `new_group`).
         group: A process group or mesh that contains this mesh: only its ranks create the mesh. The world if None.
-        _init_backend, _init_process_groups: Ignored: no group connects before its first call.
 
     Raises:
         ValueError: Ranks repeated or outside the world or the group, names that do not fit, an unknown device type, no
@@ -84,7 +83,7 @@ class DeviceMesh(MeshExchanges):
         mesh_dim_names: Sequence[str] | None = None,
         backend_override: Mapping[int | str, BackendChoice] | None = None,
         group: GroupLike = None,
-        _init_backend: bool = True,
+        _init_backend: bool = True,  # as below, ignored: for scripts that use this private name of torch
         _init_process_groups: bool = True,
     ) -> None:
         universe = universe_of(group)

@@ -2,7 +2,7 @@
 
 Sync calls fill the upper part of a band. Async calls overlap them: they have an outline, and lanes of their own below.
 A bar has the colour of its call and group, or of its call alone where these are too many, and its name in or beside it
-where it fits. The usual calls have the same colours in all pictures.
+where it fits and no arrow crosses it. The usual calls have the same colours in all pictures.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ class _Plot:
         self._has_groups = len({event.group for event in events}) > 1
         self._colours_groups = len({self._name(event) for event in events}) <= _MOST_KINDS
         self._colours = self._colours_of_kinds()
+        self._arrows: list[tuple[tuple[float, float], tuple[float, float]]] = []  # their ends, as they are drawn
         self._bars = [bar for row, track in enumerate(tracks) for bar in self._laid_out(row, track)]
 
     def draw(self, arrows: int, legend_below: bool) -> None:
@@ -202,6 +203,7 @@ class _Plot:
             look = {"arrowstyle": "-|>", "mutation_scale": 5, "shrinkA": 0, "shrinkB": 0, **_ARROW}
             drawn = self._ax.annotate("", end, begin, arrowprops=look, zorder=3.5)
             drawn.arrow_patch.set_clip_box(self._ax.bbox)  # it may begin before the visible time
+            self._arrows.append((begin, end))
         return min(most, len(between)), len(between)
 
     def _draw_legend(self, shown: int, num_messages: int, below: bool) -> None:
@@ -257,19 +259,44 @@ class _Plot:
             for text, size in forms:
                 width = (len(text) * _LETTER * size + 2) * per_point
                 beside = width + _APART_PT * per_point
+                tall = _LINE * size / height
                 if width <= end - begin:
-                    self._write_name(bar, text, size, (begin + end) / 2, "center")
-                elif text == short and beside <= free_to - end:
+                    self._write_inside(bar, text, size, width, tall, (begin, end))
+                elif text == short and beside <= free_to - end and not self._is_crossed(bar, end, width, tall):
                     self._write_name(bar, text, size, end + per_point, "left")
                     end += beside
-                elif text == short and beside <= begin - free_from:
+                elif (
+                    text == short
+                    and beside <= begin - free_from
+                    and not self._is_crossed(bar, begin - width, width, tall)
+                ):
                     self._write_name(bar, text, size, begin - per_point, "right")
                 else:
                     continue
                 break
             free_from = max(free_from, end)
 
-    def _write_name(self, bar: _Bar, text: str, size: float, x: float, side: str) -> None:
+    def _write_inside(
+        self, bar: _Bar, text: str, size: float, width: float, tall: float, ends: tuple[float, float]
+    ) -> None:
+        """Write a name into its bar: in the middle, or where no arrow crosses it, or else over the arrow."""
+        begin, end = ends
+        middle = (begin + end) / 2
+        lefts = (middle - width / 2, begin, end - width)
+        free = [left for left in lefts if not self._is_crossed(bar, left, width, tall)]
+        x = (free[0] if free else lefts[0]) + width / 2
+        self._write_name(bar, text, size, x, "center", over_arrow=not free)
+
+    def _is_crossed(self, bar: _Bar, left: float, width: float, tall: float) -> bool:
+        """Return whether an arrow crosses a name at the height of a bar: `width` units of time, `tall` ranks."""
+        from matplotlib.path import Path
+        from matplotlib.transforms import Bbox
+
+        middle = bar.top + bar.height / 2
+        box = Bbox.from_extents(left, middle - tall / 2, left + width, middle + tall / 2)
+        return any(Path(ends).intersects_bbox(box, filled=False) for ends in self._arrows)
+
+    def _write_name(self, bar: _Bar, text: str, size: float, x: float, side: str, *, over_arrow: bool = False) -> None:
         how: dict[str, Any] = {
             "fontsize": size,
             "color": "#111111",
@@ -277,7 +304,7 @@ class _Plot:
             "clip_on": True,
             "zorder": 4,
         }
-        if side == "center" and bar.event.waits_for is not None:  # no hatching behind the letters
+        if side == "center" and (bar.event.waits_for is not None or over_arrow):  # only its colour behind the letters
             how["bbox"] = {"facecolor": self._colour(bar.event), "edgecolor": "none", "pad": 1.0}
         self._ax.text(x, bar.top + bar.height / 2, text, ha=side, **how)
 

@@ -176,6 +176,7 @@ class PeerFailure(NamedTuple):
     who: str
     departure: Departure
     left_out: LeftOut = LeftOut.NOTHING
+    rank: int | None = None  # its global rank
 
 
 _RANK = " (rank "
@@ -248,15 +249,17 @@ def first_line(text: object) -> str:
     return next(iter(str(text).strip().splitlines()), "")
 
 
-def peer_gone(who: str, departure: Departure, left_out: LeftOut = LeftOut.NOTHING) -> DistBackendError:
-    """Return the error of a call that waits for rank `who`, which is gone before doing `left_out`."""
+def peer_gone(
+    who: str, departure: Departure, left_out: LeftOut = LeftOut.NOTHING, *, rank: int | None = None
+) -> DistBackendError:
+    """Return the error of a call that waits for `who`, the global `rank`, which is gone before doing `left_out`."""
     words = f"{who} {describe(departure)}"
     if departure.exit.is_orderly and left_out is not LeftOut.NOTHING:
         words += f" {'and ' if departure.exit is PeerExit.ENDED else ''}without {left_out.value}"
     is_cut_off = departure.exit in (PeerExit.LOST, PeerExit.RESET, PeerExit.SILENT, PeerExit.UNREACHABLE)
     kind = PeerConnectionError if is_cut_off else DistBackendError
     error = kind(words, peer_failed=True, hang_report=departure.hang_report)
-    error.peer = PeerFailure(who, departure, left_out)
+    error.peer = PeerFailure(who, departure, left_out, rank)
     error.is_numbered = departure.call is not None
     return error
 

@@ -31,10 +31,10 @@ DIRECTORY_VARIABLE = "MESHDIST_FLIGHT_RECORDER_DIR"
 clock = time.monotonic_ns
 
 # A record: the facts; the number of the call in its group; the times when it was created, started and completed (by
-# `clock`; 0 for not yet); the code object and the instruction of the user's call; and, if it failed, the error. A list,
-# since no other mutable object is as cheap to make.
+# `clock`; 0 for not yet); the code object and the instruction of the user's call; and, if it failed, the error, and the
+# end of the peer that caused it, or None. A list, since no other mutable object is as cheap to make.
 Record: TypeAlias = "list[Any]"
-FACTS, SEQUENCE, CREATED, STARTED, COMPLETED, CODE, INSTRUCTION, ERROR = range(8)
+FACTS, SEQUENCE, CREATED, STARTED, COMPLETED, CODE, INSTRUCTION, ERROR, PEER = range(9)
 
 
 @dataclass(slots=True, eq=False)
@@ -86,12 +86,17 @@ class FlightRecorder:
 
     def end(self, record: Record, error: BaseException | None = None) -> None:
         if error is not None:
-            record.append(f"{type(error).__name__}: {error}")
+            note_error(record, error)
         record[COMPLETED] = clock()
 
     def records(self) -> list[Record]:
         """Return the records, the oldest first."""
         return list(self._ring)
+
+
+def note_error(record: Record, error: BaseException) -> None:
+    """Add the error of a failed call to its record."""
+    record += [f"{type(error).__name__}: {error}", failure_of(error)]
 
 
 def users(frame: FrameType) -> FrameType:

@@ -8,9 +8,9 @@ from typing import Any
 
 from meshdist.mesh import show as drawing
 from meshdist.mesh.show import FORMS, in_notebook
-from meshdist.mesh.show.html import framed
+from meshdist.mesh.show.html import FRAME, framed
 from meshdist.mesh.show.text import CUT
-from meshdist.system.palette import MINE, PLAIN
+from meshdist.system.palette import PLAIN
 from meshdist.tensor.array_picture import Block, Picture, Slice, picture_of
 from meshdist.tensor.dispatch import implements
 from meshdist.tensor.dtensor import DTensor
@@ -103,8 +103,8 @@ def _heads(labels: Sequence[str]) -> str:
 
 
 def _cell(block: Block) -> str:
-    border = f"3px solid {MINE}" if block.is_mine else "1px solid #fff"
-    style = f"background:{_background(block)};color:#000;border:{border};padding:6px 14px 9px;text-align:center"
+    style = f"background:{_background(block)};color:#000;border:1px solid #fff;padding:6px 14px 9px;text-align:center"
+    style += f";{FRAME}" if block.is_mine else ""
     return f'<td style="{style}">{escape(block.text)}</td>'
 
 

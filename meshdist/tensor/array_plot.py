@@ -31,6 +31,7 @@ from meshdist.tensor.array_picture import Block, Picture, Slice
 _UNIT_IN, _LEAST_UNIT_IN = 0.8, 0.45
 # In this unit: the least side of a block, the height of a band in a block, the space around labels, and between slices.
 _LEAST, _BAND, _GAP, _BETWEEN = 0.45, 0.24, 0.12, 0.3
+_INSET = 0.015  # of a block, on each side
 # Above the blocks of a slice: the middle of the labels of its columns and of its index, and its top.
 _TO_LABELS, _TO_INDEX, _ABOVE = 0.22, 0.5, 0.7
 _LEAST_WIDTH_IN = 2.6  # of the text around the blocks
@@ -104,9 +105,7 @@ def _draw(ax: Any, block: Block, left: float, top: float, width: float, height: 
     """Draw a block: filled with the colour of its rank, or with a band of the colours of all that hold it."""
     from matplotlib.patches import Rectangle
 
-    # A frame is drawn inside of its block, so that it covers no neighbour.
-    inset = 0.045 if block.is_mine else 0.015
-    left, top, width, height = left + inset, top + inset, width - 2 * inset, height - 2 * inset
+    left, top, width, height = left + _INSET, top + _INSET, width - 2 * _INSET, height - 2 * _INSET
     colours = block.colours
     is_filled = len(colours) == 1
     band = 0.0 if is_filled else min(_BAND, 0.3 * height)
@@ -119,7 +118,9 @@ def _draw(ax: Any, block: Block, left: float, top: float, width: float, height: 
         ax.add_patch(Rectangle((left + number * part, top + height - band), part, band, facecolor=colour))
     linewidth = scale.frame_pt if block.is_mine else 1.0
     edge: dict[str, Any] = {"edgecolor": MINE if block.is_mine else "white", "linewidth": linewidth}
-    ax.add_patch(Rectangle((left, top), width, height, facecolor="none", **edge))
+    # A frame is drawn inside of its block, so that it covers no neighbour.
+    half = scale.units(linewidth) / 2 if block.is_mine else 0.0
+    ax.add_patch(Rectangle((left + half, top + half), width - 2 * half, height - 2 * half, facecolor="none", **edge))
     size = scale.number_pt(block.text, width, height - band)
     middle = left + width / 2, top + (height - band) / 2
     ax.text(*middle, block.text, ha="center", va="center", color="black", fontsize=size)

@@ -40,10 +40,17 @@ def test_a_plot_has_the_curves_of_the_table_and_ticks_to_read_them(monkeypatch, 
     assert 3 <= len([tick for tick in axes.get_yticks() if lowest <= tick <= highest]) <= 10
 
 
-def test_a_plot_has_no_tick_close_to_that_of_the_largest_size(monkeypatch, tmp_path):
+def test_a_plot_has_no_label_close_to_that_of_the_largest_size(monkeypatch, tmp_path):
     quarters = [8 * 4**number for number in range(12)]  # up to 32 MiB
     axes = drawn(monkeypatch, tmp_path, ["all_reduce"], sizes=[*quarters, 64 << 20]).axes[0]
     assert sorted(axes.get_xticks()) == [*quarters[:-1], 64 << 20]
+    assert axes.get_xticks(minor=True).tolist() == [32 << 20]
+
+
+def test_every_size_of_a_short_plot_has_a_label(monkeypatch, tmp_path):
+    sizes = [8 * 4**number for number in range(9)]  # up to 512 KiB
+    axes = drawn(monkeypatch, tmp_path, ["all_reduce"], sizes=[*sizes, 1 << 20]).axes[0]
+    assert sorted(axes.get_xticks()) == [*sizes, 1 << 20]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])

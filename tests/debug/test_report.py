@@ -139,6 +139,72 @@ def test_the_page_names_ranks_without_a_file(tmp_path, capsys):
     assert page.rstrip().endswith("rank 2 may have been late: rank 0 waited for it, for 5.0 s")
 
 
+def failed_as_1_ended(how, **more):
+    peer = {"rank": 1, "exit": how, "how": "called destroy_process_group()"}
+    return record("world", 3, 0.1, state="failed", error="DistBackendError: rank 1 has ended", peer=peer, **more)
+
+
+def test_the_page_tells_how_a_rank_without_a_file_ended_if_another_saw_it(tmp_path, capsys):
+    world = {"world": [0, 1]}
+    page = page_of(tmp_path, capsys, data(0, [failed_as_1_ended("left-world")], world, size=2))
+    assert (
+        "Missing files\n  the file of rank 1 (rank_1.json) is missing; as the records of other ranks show, rank 1"
+        " called destroy_process_group()\n\n"
+    ) in page
+    assert "Who is waiting for whom\n  rank 1 has not reached barrier(), call 3 on 'world', at train.py:30\n" in page
+    assert page.endswith("  rank 1 called destroy_process_group()\n")
+    assert "unknown" not in page
+
+
+def test_a_rank_that_has_destroyed_only_a_group_may_have_gone_on(tmp_path, capsys):
+    page = page_of(tmp_path, capsys, data(0, [failed_as_1_ended("destroyed-group")], {"world": [0, 1]}, size=2))
+    assert "is missing, so what it did is unknown" in page
+
+
+def leave_early():
+    for _ in range(3 if dist.get_rank() == 0 else 2):
+        dist.all_reduce(np.ones(4))
+
+
+def record_early_end(directory):
+    try:
+        leave_early()
+    except dist.DistBackendError:
+        dist.flight_recorder(directory)
+
+
+def test_the_records_tell_which_rank_ended_and_how(tmp_path):
+    dist.run(record_early_end, 2, args=(tmp_path,))
+    (call,) = (call for call in read_dumps(tmp_path)[0].calls if call.peer_end is not None)
+    assert (call.sequence, call.peer_end.rank, call.peer_end.how) == (3, 1, "has finished")
+    assert "rank 1 (rank_1.json) is missing; as the records of other ranks show, rank 1 has finished" in report_on(
+        read_dumps(tmp_path)
+    )
+
+
+def test_waits_too_short_to_matter_are_no_stragglers(tmp_path, capsys):
+    states = [data(rank, [waiting("world", 1, 0.04)], WORLD, size=3) for rank in (0, 2)]
+    page = page_of(tmp_path, capsys, *states, data(1, [], WORLD, in_call=False, size=3))
+    assert "rank 1 has not reached" in page
+    assert "Stragglers" not in page
+
+
+def test_calls_that_differ_come_before_the_failures_and_once(tmp_path, capsys):
+    world, reduces = {"world": [0, 1]}, "all_reduce(float64[2], op=sum)"
+    error = "DistBackendError: all_reduce on group 'world' (rank {} of 2): the ranks disagree"
+    first = record("world", 1, 1.0, "broadcast(float64[3], root=0)")
+    failures = [
+        record("world", 2 - rank, 1.0, reduces, state="failed", error=error.format(rank), site="/home/me/train.py:9")
+        for rank in range(2)
+    ]
+    page = page_of(
+        tmp_path, capsys, data(0, [first, failures[0]], world, size=2), data(1, [failures[1]], world, size=2)
+    )
+    assert page.index("First call in which the ranks disagree\n  call 1 on 'world':") < page.index("What went wrong")
+    assert page.count("broadcast(") == 1
+    assert "; beginning with the oldest calls" not in page
+
+
 def test_the_page_names_who_comes_last(tmp_path, capsys):
     states = [
         data(rank, [record("world", n, 9.0 - n + (0.25 if rank != 2 else 0.0)) for n in range(1, 5)], WORLD, size=3)

@@ -62,6 +62,11 @@ def test_the_reference_has_types_sources_and_the_methods_of_meshes_and_groups(si
 
 
 @pytest.mark.slow
+def test_the_reference_lists_no_private_arguments(site):
+    listed = {page.name for page in (site / "api").glob("*.html") if re.search(r"\b_init_\w+", page.read_text())}
+    assert listed == set()
+
+
 def test_the_site_does_not_say_how_to_build_it_in_the_reference(site):
     assert [page.name for page in (site / "api").glob("*.html") if "Build the" in page.read_text()] == []
 

@@ -210,4 +210,18 @@ def test_table_of_rich():
         console.print(render(a_status(), {0: ["step 1", "step 2"], 2: ["loading"]}))
     lines = [line.rstrip() for line in captured.get().splitlines()]
     assert lines[-3:] == ["[rank0] step 1", "[rank0] step 2", "[rank2] loading"]
-    assert any(line.split()[:4] == ["1", "node1", "71", "was"] for line in lines)
+    assert any(line.split()[:3] == ["1", "71", "was"] for line in lines)  # the headline counts hosts
+
+
+@pytest.mark.parametrize("hosts", [("node1",) * 3, ("node1", "node2", "node2")])
+def test_at_80_columns_no_word_of_a_state_is_cut(hosts):
+    console = pytest.importorskip("rich.console", reason="rich is not installed").Console(width=80)
+    call = "all_reduce(float64[10], op=sum), call 20 on 'world', at train.py:5"
+    states = ["called destroy_process_group()", "waiting for rank 0", "running, at train.py:9"]
+    ranks = [RankStatus(rank, host, "18259", states[rank], 12.3, call) for rank, host in enumerate(hosts)]
+    with console.capture() as captured:
+        console.print(render(a_status()._replace(ranks=ranks), {}))
+    shown = captured.get()
+    assert "destroy_process_group()" in shown
+    assert "…" not in shown.partition("train.py")[2]  # beyond the headline
+    assert ("node2" in shown) == ("node2" in hosts)

@@ -22,6 +22,27 @@ def no_file_left(monkeypatch):
         assert glob.glob(os.path.join(directory, "meshdist-*")) == []
 
 
+def test_a_rank_that_does_not_join_is_named_with_its_pid(tmp_path):
+    body = """
+if rank == 1:
+    tell("pid", os.getpid())
+    time.sleep(30)
+hear("pid")
+import meshdist
+meshdist.init_process_group(timeout=2)
+"""
+    write_script(tmp_path, body)
+    status, _, err = meshrun(tmp_path, "-n", "2", "script.py")
+    assert status == 1
+    pid = (tmp_path / "pid").read_text()
+    assert re.search(
+        rf"1 of 2 ranks joined within 2 s; rank 1 is missing: meshrun started it \(pid {pid} on \S+\), and it has not"
+        r" come to init_process_group\n",
+        err,
+    )
+    assert "MESHDIST_SECRET" not in err
+
+
 def test_traceback_of_the_first_failure_is_shown_once_first_and_whole(tmp_path):
     body = """
 def inner():

@@ -119,11 +119,17 @@ def test_html_has_every_rank_with_its_host_and_group():
     cells = Cells(show(UNSORTED, TwoHosts(4), "html", "dp", None)).cells
     assert [text for text, _, _ in cells] == ["3", "0", "5", "1", "4", "2"]
     assert cells[0][1] == "rank 3, on <bob>, group 0 along dp"
-    framed = [text for text, _, style in cells if "border:3px" in style]
+    framed = [text for text, _, style in cells if "outline:3px" in style]
     assert framed == ["0", "4"]
     colours = [style.split(";")[0] for _, _, style in cells]
     assert colours[:3] == colours[3:]
     assert len(set(colours)) == 3
+
+
+def test_a_frame_in_html_moves_no_cell():
+    styles = {style for *_, style in Cells(show(UNSORTED, TwoHosts(4), "html", "dp", None)).cells}
+    boxes = {";".join(part for part in style.split(";") if part.startswith(("border", "padding"))) for style in styles}
+    assert len(boxes) == 1
 
 
 def test_html_colours_hosts_and_names_them_safely():
@@ -318,12 +324,26 @@ def test_more_hosts_than_letters_have_two(capsys):
     assert text.rstrip().endswith("l node11 (8), and 20 more")
 
 
+def test_dots_for_further_rows_are_apart_from_cells_and_labels():
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    pyplot.switch_backend("agg")
+    ax = show_in_a_dry_run(4096, 2077, 8, (64, 64), "plot")
+    ax.figure.canvas.draw()
+    cells = min(patch.get_window_extent().x0 for patch in ax.patches)
+    of_rows = [box for text, box in texts_of(ax.figure) if text.get_text() == "…" and box.x1 < cells]
+    rows = sorted(box.y0 for box in of_rows)
+    assert len(of_rows) == 3  # for columns, and for rows above and below
+    assert all(cells - box.x1 > 4 for box in of_rows)
+    assert rows[-1] - rows[-2] > 15  # pixels
+    pyplot.close(ax.figure)
+
+
 @pytest.mark.slow
 def test_large_html_and_plots(recwarn):
     pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
     pyplot.switch_backend("agg")
     html = show_in_a_dry_run(65536, 5000, 64, (256, 256), "html")
-    assert [text for text, _, style in Cells(html).cells if "border:3px" in style] == ["5000"]
+    assert [text for text, _, style in Cells(html).cells if "outline:3px" in style] == ["5000"]
     assert "framed: rank 5000 at (dp=19, tp=136)" in html
     assert "and 1,012 more" in html
     assert html.count("…") == 4

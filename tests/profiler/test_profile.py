@@ -51,6 +51,18 @@ def make_calls():
     return p.events, p.merged(dst=size - 1)
 
 
+def profile_axis_of_all_ranks():
+    mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    with dist.profile() as p:
+        mesh["dp"].all_reduce(np.zeros(100))
+        dist.all_reduce(np.zeros(100))
+    return [event.group for event in p.events]
+
+
+def test_an_axis_of_all_ranks_is_in_the_rows_of_the_world():
+    assert dist.run(profile_axis_of_all_ranks, 2) == [["world", "world"]] * 2
+
+
 @pytest.mark.parametrize("backend", ["threads", "gloo"])
 def test_every_call_of_the_block_is_an_event(worlds, backend):
     if backend == "gloo" and sys.platform != "linux":
@@ -491,6 +503,35 @@ def test_names_of_short_calls_are_written_where_there_is_room():
     assert written(99) == 1  # before the bar
     assert written(20, 22, 24, 26) == 2  # before the first and after the last one
     assert written(*range(0, 100, 2)) == 0
+
+
+def test_no_arrow_crosses_a_name():
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from matplotlib.figure import Figure
+    from matplotlib.path import Path
+
+    # Messages from rank 0 to rank 2 pass the calls of rank 1: to the right of a short one, and through a long one.
+    sends = [made_up("send", begin, begin + 1, -1, peer=2) for begin in (10, 50)]
+    recvs = [made_up("recv", begin, begin + 1, -1, peer=0) for begin in (30, 70)]
+    between = [made_up("broadcast", 18, 18.5, 0), made_up("all_reduce", 45, 75, 1)]
+    tracks = [Track(rank, "here", 0, 100 * MS, calls) for rank, calls in enumerate((sends, between, recvs))]
+
+    def names_and_crossed(arrows):
+        ax = Timeline(tracks).plot(Figure(figsize=(10, 3)).subplots(), arrows=arrows)
+        ax.figure.draw_without_rendering()
+        names = [text for text in ax.texts if text.get_text()]
+        lines = [Path(ax.transData.transform([text.xyann, text.xy])) for text in ax.texts if not text.get_text()]
+        assert len(lines) == arrows
+        crossed = [
+            name.get_text()
+            for name in names
+            if any(line.intersects_bbox(name.get_window_extent(), filled=False) for line in lines)
+        ]
+        return sorted(name.get_text() for name in names), crossed
+
+    everything = ["all_reduce", "broadcast", "recv", "recv", "send", "send"]
+    assert names_and_crossed(0) == (everything, [])
+    assert names_and_crossed(2) == (everything, [])
 
 
 @pytest.mark.parametrize(("arrows", "told"), [(0, []), (1, ["message (the longest 1 of 2)"]), (2, ["message"])])

@@ -125,7 +125,7 @@ def test_every_rank_holds_what_is_drawn_as_its_own():
             cells = re.findall(r'<td style="(.*?)">(.*?)</td>', line)
             for label, (style, ranks) in zip(heads, cells, strict=True):
                 here = (head, label) == (f"{rows.start}:{rows.stop}", f"{columns.start}:{columns.stop}")
-                assert (ranks == str(rank)) == ("border:3px" in style) == here
+                assert (ranks == str(rank)) == ("outline:3px" in style) == here
 
 
 @pytest.mark.parametrize(
@@ -326,6 +326,30 @@ def test_bands_in_a_plot_are_below_the_numbers():
     coloured = [patch for patch in ax.patches if len(set(patch.get_facecolor()[:3])) > 1 and patch.get_facecolor()[3]]
     assert len(coloured) == 4
     assert not any(patch.get_window_extent().overlaps(number) for patch in coloured)
+    pyplot.close(ax.figure)
+
+
+def test_the_bands_of_a_row_have_one_height_and_place():
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    pyplot.switch_backend("agg")
+    with meshdist.dry_run(world_size=8, rank=0):
+        ax = array((2, 2, 2), 0, (8, 6), {"tp": Shard(0), "pp": Shard(1)}).show("plot")
+    bands = [patch for patch in ax.patches if len(set(patch.get_facecolor()[:3])) > 1 and patch.get_facecolor()[3]]
+    places = {(round(band.get_y(), 6), round(band.get_height(), 6)) for band in bands}
+    assert (len(bands), len(places)) == (8, 2)  # of two rows
+    pyplot.close(ax.figure)
+
+
+def test_a_note_below_a_plot_is_not_wrapped_for_one_word():
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    pyplot.switch_backend("agg")
+    with meshdist.dry_run(world_size=8, rank=0):
+        ax = array((2, 2, 2), 0, (8, 6), {"tp": Shard(0), "pp": Shard(1)}).show("plot")
+    assert ax.get_legend().get_title().get_text().split("\n") == [
+        "numbers: ranks of mesh (dp=2, tp=2, pp=2)",
+        "replicated: the 2 ranks along dp hold the same",
+    ]
+    assert unreadable(ax.figure) == []
     pyplot.close(ax.figure)
 
 

@@ -81,7 +81,7 @@ def check_withdrawn(options: BackendOptions, rank: int, left_out: LeftOut, *, is
     """Raise DistBackendError, which names `left_out`, if a rank of the group is gone; see `find_departure`."""
     departure = find_departure(options, rank, is_read=is_read)
     if departure is not None:
-        raise peer_gone(options.describe(rank), departure, left_out)
+        raise peer_gone(options.describe(rank), departure, left_out, rank=options.ranks[rank])
 
 
 def check_still_there(options: BackendOptions, rank: int) -> None:
@@ -90,7 +90,7 @@ def check_still_there(options: BackendOptions, rank: int) -> None:
     with contextlib.suppress(DistNetworkError):  # the message may need no store
         departure = options.gone(rank)
     if departure is not None:
-        raise peer_gone(options.describe(rank), departure, LeftOut.RECEIVE)
+        raise peer_gone(options.describe(rank), departure, LeftOut.RECEIVE, rank=options.ranks[rank])
 
 
 def check_why_removed(options: BackendOptions, ranks: Iterable[int], left_out: LeftOut, error: DistError) -> None:
@@ -143,7 +143,7 @@ def _find_ended_rank(options: BackendOptions, first: int) -> int | None:
 
 
 def _ended_with_store(options: BackendOptions, rank: int) -> DistBackendError:
-    return peer_gone(options.describe(rank), Departure(PeerExit.ENDED_WITH_STORE))
+    return peer_gone(options.describe(rank), Departure(PeerExit.ENDED_WITH_STORE), rank=options.ranks[rank])
 
 
 def channel_key(src: int, dst: int) -> str:

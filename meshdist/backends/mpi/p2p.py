@@ -126,7 +126,7 @@ class P2P:
         """Raise DistBackendError if another rank has given up the group."""
         if self.failure is not None:
             src, departure = self.failure
-            raise peer_gone(self.queue.describe(src), departure)
+            raise peer_gone(self.queue.describe(src), departure, rank=self.global_rank(src))
 
     def check(self, places: list[int]) -> None:
         """Raise DistBackendError if all of these ranks are gone, so that no message can arrive from or at them."""
@@ -134,7 +134,7 @@ class P2P:
         self._backend.look()
         gone = [self._backend.options.gone(place) for place in places]
         if None not in gone and gone[0] is not None:
-            raise peer_gone(self.queue.describe(places[0]), gone[0])
+            raise peer_gone(self.queue.describe(places[0]), gone[0], rank=self.global_rank(places[0]))
 
     def global_rank(self, place: int) -> int:
         return self._backend.options.ranks[place]

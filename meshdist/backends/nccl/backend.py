@@ -324,7 +324,7 @@ class NcclBackend(Backend):
             # A rank that left in order has finished its part, unless that was in calls before this one.
             if how is not None and (not how.exit.is_orderly or self._has_left_without(rank, in_flight)):
                 left_out = LeftOut.CALL if how.exit.is_orderly else LeftOut.NOTHING
-                error = peer_gone(self.options.call(rank), how, left_out)
+                error = peer_gone(self.options.call(rank), how, left_out, rank=number)
                 error.locate(in_flight.error_prefix)
                 raise error
 

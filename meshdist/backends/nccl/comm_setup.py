@@ -187,7 +187,7 @@ class _Making(Waitable):
             how = self._options.gone(rank)
             # A rank that left in order has created its communicator; this one is about to be complete.
             if how is not None and not how.exit.is_orderly:
-                raise peer_gone(self._options.call(rank), how, LeftOut.COMMUNICATOR)
+                raise peer_gone(self._options.call(rank), how, LeftOut.COMMUNICATOR, rank=self._options.ranks[rank])
 
     def arm(self, bell: Doorbell) -> None:
         self._bell = bell

@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeAlias
 from meshdist.backends.nccl.launch_gate import LaunchGate
 from meshdist.backends.nccl.library import Communicator, Library
 from meshdist.errors import DistBackendError
-from meshdist.runtime.flight_recorder import COMPLETED, Record, clock
+from meshdist.runtime.flight_recorder import COMPLETED, Record, clock, note_error
 from meshdist.runtime.peer_monitor import PeerMonitor
 
 # cudaErrorNotReady
@@ -127,7 +127,7 @@ class InFlightOp:
         now = clock()
         for record in records:
             if error is not None:
-                record.append(f"{type(error).__name__}: {error}")
+                note_error(record, error)
             record[COMPLETED] = now
 
     def end_with(self, error: BaseException | None) -> None:

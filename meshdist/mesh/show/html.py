@@ -9,6 +9,9 @@ from meshdist.mesh.show.text import CUT, has_letters, legend_of_hosts, mark
 from meshdist.system.palette import MINE, fill
 
 _TABLE = "border-collapse:collapse;display:inline-table;margin:0 1.5em 0.5em 0;font-variant-numeric:tabular-nums"
+FRAME = f"outline:3px solid {MINE};outline-offset:-2px;"
+"""Of a cell that stands out: inside of it, so that it moves no other; borders of a table are shared by neighbours."""
+
 _HEAD = "padding:2px 6px;font-weight:normal;color:#666;text-align:center"
 
 
@@ -35,10 +38,10 @@ def _heads(labels: list[str]) -> str:
 
 
 def _cell(grid: Grid, cell: Cell) -> str:
-    border = f"3px solid {MINE}" if cell.is_mine or cell.is_with_me else "1px solid #fff"
+    frame = FRAME if cell.is_mine or cell.is_with_me else ""
     weight = "bold" if cell.is_mine else "normal"
     style = (
-        f"background:{grid.fill(cell)};color:#000;border:{border};padding:4px 10px;"
+        f"background:{grid.fill(cell)};color:#000;border:1px solid #fff;{frame}padding:4px 10px;"
         f"text-align:center;font-weight:{weight}"
     )
     about = [f"rank {cell.rank}"]

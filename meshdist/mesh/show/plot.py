@@ -12,8 +12,9 @@ from meshdist.system.palette import MINE, fill
 
 # Of a cell: in a figure of our own, and in given Axes, where smaller cells have smaller texts.
 _CELL_IN, _LEAST_CELL_IN = 0.7, 0.4
-# In cells: the space around the labels of a row, and from the middle of a row of cells to that of the labels above.
-_GAP, _TO_LABELS = 0.3, 0.65
+# In cells: the space around the labels of a row, and from the middle of a row of cells to that of the labels above, and
+# to the dots for further rows above or below.
+_GAP, _TO_LABELS, _TO_CUT = 0.3, 0.65, 0.34
 # In cells: between panels, one below the other; above the labels of the first row; below the last row.
 _BETWEEN, _TOP, _BOTTOM = 1.0, 0.2, 0.15
 # In a figure of our own, panels are arranged in a shape close to this width by height, with few empty places.
@@ -83,15 +84,16 @@ def _draw_panel(ax: Any, grid: Grid, panel: Panel, left: float, top: float, cell
     lettered = has_letters(grid)
     right = cell_width * len(grid.column_labels)
     if panel.title:
-        write(-_GAP if grid.columns.is_cut_before else -0.1, -_TO_LABELS, panel.title, "right", fontweight="bold")
+        end = -_GAP - 0.08 if grid.columns.is_cut_before else -0.1
+        write(end, -_TO_LABELS, panel.title, "right", fontweight="bold")
     if grid.columns.is_cut_before:
-        write(-0.15, -_TO_LABELS, CUT, **pale)
+        write(-0.1, -_TO_LABELS, CUT, "right", **pale)
     if grid.columns.is_cut_after:
-        write(right + 0.1, -_TO_LABELS, CUT, **pale)
+        write(right + 0.1, -_TO_LABELS, CUT, "left", **pale)
     if grid.rows.is_cut_before:
-        write(-0.1, -0.45, CUT, "right", **pale)
+        write(-_GAP, -_TO_CUT, CUT, "right", **pale)
     if grid.rows.is_cut_after:
-        write(-0.1, len(grid.row_labels) - 0.55, CUT, "right", **pale)
+        write(-_GAP, len(grid.row_labels) - 1 + _TO_CUT, CUT, "right", **pale)
     for column, label in enumerate(grid.column_labels):
         write((column + 0.5) * cell_width, -_TO_LABELS, label, **pale)
     for row, (label, cells) in enumerate(zip(grid.row_labels, panel.rows, strict=True)):

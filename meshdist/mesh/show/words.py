@@ -14,6 +14,8 @@ _SWATCH, _BETWEEN = 2.3, 1.2
 _POINTS_PER_INCH = 72.0
 # Inches: around all in a figure of our own; below the title, as matplotlib has it; below the legend.
 _MARGIN, _BELOW_TITLE, _BELOW_LEGEND = 0.12, 6.0 / _POINTS_PER_INCH, 0.03
+# A figure of our own is as wide as its longest note, up to so many inches.
+_MOST_NOTE_IN = 4.2
 # Of given Axes, the words take at most this share of the height; they are written smaller if they need more.
 _MOST_WORDS = 0.5
 _SMALLER, _SMALLEST_PT = 0.9, 1.0
@@ -65,6 +67,10 @@ class Scale:
         """The width of the frame around a cell."""
         return max(1.0, 2.5 * self.share)
 
+    def units(self, points: float) -> float:
+        """Return a length in units of the data."""
+        return points / _POINTS_PER_INCH / self.unit_in
+
     def number_pt(self, text: str, width: float, height: float) -> float:
         """Return the font size, at most the usual one, in which a text fits into so many units."""
         fits_across = 0.85 * width * self.unit_in / text_width_in(text, 1.0)
@@ -87,7 +93,7 @@ def axes_around(extent: Extent, unit_in: float, words: Words, width_in: float, a
         extent: The place of the cells; the words are above and below its middle.
         unit_in: The inches of a unit in a figure of our own; in given Axes, those below which texts become smaller.
         words: The words.
-        width_in: The width of the words in such a figure.
+        width_in: The width of the words in such a figure, unless a note needs more.
         ax: The Axes to draw in, whose size decides that of the cells. None: those of a figure that all fits into.
     """
     if ax is None:
@@ -117,6 +123,8 @@ def _new_axes(extent: Extent, unit_in: float, words: Words, width_in: float) -> 
     from matplotlib import pyplot
 
     figure, ax = pyplot.subplots()
+    longest_in = max((text_width_in(note, small_pt()) for note in words.notes), default=0.0)
+    width_in = max(width_in, min(longest_in, _MOST_NOTE_IN))
     written = _write(ax, words, width_in, small_pt())
     height = unit_in * extent.height + written.legend_height
     # In whole tenths: text is not equally large with all versions of matplotlib.

@@ -121,4 +121,4 @@ class AnySource:
                 elif departure.exit.is_orderly:
                     self._gone[rank] = departure
                 else:
-                    raise peer_gone(options.describe(rank), departure, LeftOut.SEND)
+                    raise peer_gone(options.describe(rank), departure, LeftOut.SEND, rank=options.ranks[rank])

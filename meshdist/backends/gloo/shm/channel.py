@@ -323,10 +323,12 @@ class Peer:
         self.check_state(channel, left_out)
         if self.ended():
             self.check_state(channel, left_out)  # it may have recorded its departure between the two checks
-            raise peer_gone(self.description, self._options.peers.how_ended(self.global_rank), left_out)
+            raise peer_gone(
+                self.description, self._options.peers.how_ended(self.global_rank), left_out, rank=self.global_rank
+            )
 
     def check_state(self, channel: Channel, left_out: LeftOut) -> None:
         """Like `check`, by what the rank has recorded in the channel."""
         departure = channel.others_departure()
         if departure is not None:
-            raise peer_gone(self.description, departure, left_out)
+            raise peer_gone(self.description, departure, left_out, rank=self.global_rank)

@@ -77,6 +77,9 @@ class PeerSet(NamedTuple):
     number: Callable[[int], int]
     ranks: Sequence[int]
 
+    def global_rank(self, rank: int) -> int:
+        return self.ranks[self.number(rank)]
+
 
 class FlagBarrier:
     """One rank's view of its group's steps.
@@ -222,7 +225,12 @@ class FlagBarrier:
         for peer in self.peers:
             if self.members.ended(peer) and not self._has_returned(peer):
                 self.check_states(signature)  # it may have recorded its departure between the two checks
-                raise peer_gone(self.members.describe(peer), self.members.how_ended(peer), LeftOut.CALL)
+                raise peer_gone(
+                    self.members.describe(peer),
+                    self.members.how_ended(peer),
+                    LeftOut.CALL,
+                    rank=self.members.global_rank(peer),
+                )
 
     def underway(self, word: int) -> list[int]:
         """Return the ranks that have not signalled `word` but still may."""
@@ -303,7 +311,9 @@ class FlagBarrier:
                 raise self._mismatch_error(signature, mismatched)
             if state == _FAILED or (state and not self._has_returned(peer)):
                 departure = Departure.decode(self.region.text(peer))
-                raise peer_gone(self.members.describe(peer), departure, LeftOut.CALL)
+                raise peer_gone(
+                    self.members.describe(peer), departure, LeftOut.CALL, rank=self.members.global_rank(peer)
+                )
 
     def check_now(self, signature: Signature) -> None:
         self.check(signature)

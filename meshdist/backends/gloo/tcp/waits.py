@@ -79,10 +79,10 @@ def check_rank(receive_state: GroupReceiveState, link: Link, rank: int, left_out
     """Raise DistBackendError if a rank on another host has left the group, or its connection has ended."""
     departure = receive_state.departures.get(rank)
     if departure is not None:
-        raise peer_gone(link.describe(receive_state), departure, left_out)
+        raise peer_gone(link.describe(receive_state), departure, left_out, rank=link.rank)
     end = how_ended(link)
     if end is not None:
-        raise peer_gone(link.describe(receive_state), end, left_out)
+        raise peer_gone(link.describe(receive_state), end, left_out, rank=link.rank)
 
 
 def how_ended(link: Link) -> Departure | None:
@@ -128,10 +128,10 @@ def check_collective(options: BackendOptions, receive_state: GroupReceiveState, 
             not departure.exit.is_orderly
             and receive_state.completed_by.get(rank, 0) < receive_state.collectives.word & NUMBER
         ):
-            raise peer_gone(options.describe(rank), departure)
+            raise peer_gone(options.describe(rank), departure, rank=options.ranks[rank])
     for link in transport.links_of(receive_state):
         end = link.end()
         if end is not None and not end.exit.is_orderly:
             end = how_ended(link)
             if end is not None and not end.exit.is_orderly:
-                raise peer_gone(link.describe(receive_state), end)
+                raise peer_gone(link.describe(receive_state), end, rank=link.rank)
