@@ -93,6 +93,20 @@ class FlightRecorder:
         """Return the records, the oldest first."""
         return list(self._ring)
 
+    def line_of(self, group: str, text: str, num_later: int) -> str:
+        """Return `file:line` of a completed collective of a group, after which `num_later` others were completed.
+
+        `text` is how the text of that call must begin. If it does not, or the record is no longer kept: "".
+        """
+        for record in reversed(self._ring.copy()):
+            facts = record[FACTS]
+            if not isinstance(facts, CallFacts) or facts.group != group or not record[COMPLETED]:
+                continue
+            if num_later == 0:
+                return PurePath(site_in(record)[0]).name if facts.text.startswith(text) else ""
+            num_later -= 1
+        return ""
+
 
 def users(frame: FrameType) -> FrameType:
     """Return the innermost frame from `frame` outwards that is not this package's; the outermost if there is none."""
