@@ -148,7 +148,7 @@ def sendrecvs(is_known):
         return
     words = own_error(lambda: group.sendrecv(np.ones(2), taken, other, other))
     assert words.startswith("sendrecv on group "), words
-    assert "sent float64[2], but the receiving array is float64[3]" in words
+    assert words.endswith("sent float64[2], but the receiving array is float64[3]")  # nothing about probe
 
 
 @pytest.mark.parametrize("is_known", [False, True])
