@@ -149,7 +149,7 @@ def test_number_of_ranks_may_be_an_argument(environ):
 def test_rank_0_needs_no_address(environ, secret, host):
     environ(RANK="0", WORLD_SIZE="2", MASTER_PORT="4", MESHDIST_SECRET=secret)
     assert place_from_environment(-1, -1) == (0, 2, host, 4)
-    with pytest.raises(ValueError, match="MASTER_ADDR missing"):
+    with pytest.raises(ValueError, match="MASTER_ADDR is missing"):
         place_from_environment(1, 2)
 
 
