@@ -240,7 +240,7 @@ def workers() -> None:
     ax.spines[["left", "right", "top"]].set_visible(False)
     ax.set_yticks([])
     ax.tick_params(labelsize="small", colors=PALE)
-    ax.set_xlabel("time (s), of made-up tasks", fontsize="small", color=PALE)
+    ax.set_xlabel("time (s), for tasks of random length", fontsize="small", color=PALE)
     saved(figure, "workers")
 
 

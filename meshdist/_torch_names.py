@@ -17,11 +17,13 @@ _CLOSE, _LIKE, _NEAR = 0.8, 0.75, 0.6
 _SHORT = 4
 
 
-def no_attribute(owner: Any, prefix: str, what: str, name: str, known: Iterable[str] | None = None) -> AttributeError:
+def no_attribute(
+    owner: Any, prefix: str, what: str, name: str, known: Iterable[str] | None = None, *, otherwise: str = ""
+) -> AttributeError:
     """Return the error for attribute `name`, which `owner` lacks; it names a similar one if there is one.
 
     `what` is the owner in messages, `prefix` that of its attributes in the table, such as "ProcessGroup.". `known` are
-    the attributes that are meant to be used; all public ones if None.
+    the attributes that are meant to be used; all public ones if None. `otherwise` ends the message if no name is meant.
     """
     text = f"{what} has no attribute {name!r}"
     if prefix + name in REASONS:
@@ -32,7 +34,7 @@ def no_attribute(owner: Any, prefix: str, what: str, name: str, known: Iterable[
         text += f": {_INSTEAD.get(prefix + name) or _OF_NO_OWNER[name]}"
     else:
         similar = spelt(name, [other for other in known or dir(owner) if not other.startswith("_")])
-        text += "" if similar is None else f"; did you mean {similar!r}?"
+        text += otherwise if similar is None else f"; did you mean {similar!r}?"
     # Without `obj`, since Python would add a suggestion of its own.
     return AttributeError(text, name=name)
 
@@ -72,11 +74,19 @@ def _plain(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
 
 
-_PACKAGES = ("autograd", "checkpoint", "dask", "parallel", "ray", "tensor", "torch")
+_PACKAGES = ("autograd", "checkpoint", "dask", "parallel", "ray", "tensor", "topology", "torch")
 _OF_TENSOR = ("DTensor", "Partial", "Replicate", "Shard", "distribute_tensor")
+# The names of `meshdist.parallel` that scripts have most often.
+_OF_PARALLEL = (
+    *("GradientReducer", "HierarchicalAverager", "PeriodicAverager", "PipelineRunner", "PipelineStage"),
+    *("ShardedOptimizer", "average_parameters", "broadcast_parameters", "column_parallel", "communication_hooks"),
+    *("ring_attention", "row_parallel", "uneven_inputs"),
+)
 # Names of other libraries, and short ones, that are called otherwise here: of the package, and "DeviceMesh." of a mesh.
 _INSTEAD = {
     **{name: f"write `from meshdist.tensor import {name}`" for name in _OF_TENSOR},
+    **{name: f"write `from meshdist.parallel import {name}`" for name in _OF_PARALLEL},
+    **{name: f"write `from meshdist.autograd import {name}`" for name in ("grad", "value_and_grad", "vjp")},
     **{name: f"write `ReduceOp.{name}`" for name in ("AVG", "BAND", "BOR", "BXOR", "MAX", "MIN", "PRODUCT", "SUM")},
     "PROD": "write `ReduceOp.PRODUCT`",
     "get_local_rank": "`get_node_local_rank()` is the rank on this host, `get_local_rank` of a mesh that along an axis",
@@ -87,6 +97,10 @@ _INSTEAD = {
     "size": "write `get_world_size()`",
     "DeviceMesh.axis_names": "write `mesh_dim_names`",
     "DeviceMesh.dim_names": "write `mesh_dim_names`",
+    "DeviceMesh.names": "write `mesh_dim_names`",
+    "DeviceMesh.group": "`get_group(axis)` is the group of an axis",
+    "DeviceMesh.ranks": "the attribute `mesh` is the array of the global ranks",
+    "DeviceMesh.world_size": "write `size()`",
     "DeviceMesh.coords": "write `get_coordinate()`",
     "DeviceMesh.dims": "`mesh_dim_names` has the names of the axes, `shape` their sizes",
     **dict.fromkeys(

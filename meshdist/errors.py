@@ -39,8 +39,10 @@ class DistError(RuntimeError):
         is_numbered: The message has the number of the failed call: of this one, a peer's, or an earlier one.
         is_earlier: The group was broken before the call; `what` has the error that broke it.
         is_misfit: A message does not fit the array that is to receive it.
+        needs_probe: That message is an array of another size or dtype, which `probe` would have told.
         sent_label: The label of that message, where it alone does not fit; else empty.
         hang_report: Lines on the ranks: which one waits for which, or which call each makes; empty if unknown.
+        reporter: The lowest of the global ranks whose errors have the same `hang_report`; None if unknown.
         peer: The end of the peer that caused the failure, a `departure.PeerFailure`; None if no peer did.
     """
 
@@ -56,8 +58,10 @@ class DistError(RuntimeError):
         self.is_numbered = False
         self.is_earlier = False
         self.is_misfit = False
+        self.needs_probe = False
         self.sent_label = ""
         self.hang_report = hang_report
+        self.reporter: int | None = None
         self.peer: object = None
         super().__init__(self._message())
 

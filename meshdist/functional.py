@@ -186,7 +186,7 @@ def reduce(
         group_dst: The destination's rank in the group, instead of `dst`.
 
     Returns:
-        A new array or tree: on the destination the reduction, elsewhere a copy of `x`.
+        On the destination a new array or tree, the reduction. Elsewhere None.
 
     Raises:
         TypeError: `x` is not an array or a tree, or a dtype is unsupported or undefined for `op`.
@@ -194,11 +194,14 @@ def reduce(
         DistBackendError: A rank failed, or the ranks' calls or trees disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """
+    members = resolve(group)
+    root = members.root("reduce", "dst", dst, group_dst)
     if is_tree(x):
-        return reduced(_reduce, x, op, group, resolve(group).root("reduce", "dst", dst, group_dst))
-    y: Array = _array(x, "reduce", group).copy()
-    _reduce(y, dst, op, group, group_dst=group_dst)
-    return y
+        total = reduced(_reduce, x, op, group, root)
+    else:
+        total = _array(x, "reduce", group).copy()
+        _reduce(total, op=op, group=group, group_dst=root)
+    return total if members.rank() == root else None
 
 
 def all_gather(x: Any, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None) -> Any:

@@ -36,7 +36,6 @@ from meshdist.store import Store, TCPStore
 from meshdist.store.connect import NotReachedError
 from meshdist.system.deadline import Deadline, Timeout
 from meshdist.system.env_flags import check_switches, has_mpi_launcher
-from meshdist.system.name_hints import explaining
 from meshdist.system.platform import check_processes
 from meshdist.system.variables import unknown_variables
 
@@ -44,7 +43,6 @@ _STORE_LINGER_S = 0.5
 
 
 @ending_at_the_call
-@explaining
 def init_process_group(
     backend: str | None = None,
     init_method: str | None = None,

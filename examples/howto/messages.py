@@ -1,4 +1,4 @@
-"""Send messages between two ranks: one by one, while computing, both ways at once, as they come, of any size."""
+"""Send messages between two ranks: blocking, while computing, in both directions, in order of arrival, of any size."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def take_first_come(rank: int, size: int) -> list[float]:
     for _ in arrays:
         number = dist.wait_any(works)  # the index of a receive that has ended
         works[number].wait()  # returns at once, or raises the error of this receive
-        works[number] = None  # not to be found again
+        works[number] = None  # so that wait_any does not return it again
         means[number] = float(arrays[number].mean())
     return means
 

@@ -155,8 +155,8 @@ def check_dtype(array: Array, name: str) -> None:
         return
     hint = _HINTS.get(dtype.kind, "")
     raise TypeError(
-        f"{name} has the unsupported dtype {dtype}; supported are bool, the integers, floating and complex ones, and"
-        f" those of ml_dtypes, such as bfloat16 and float8_e4m3fn{hint.format(name=name)}"
+        f"{name} has the unsupported dtype {dtype}; supported are bool, the integer, floating-point and complex"
+        f" dtypes, and those of ml_dtypes, such as bfloat16 and float8_e4m3fn{hint.format(name=name)}"
     )
 
 

@@ -364,7 +364,7 @@ def _only_on(x: Any, members: ProcessGroup, root: int) -> Any:
 
 def _reduced_to(x: Any, members: ProcessGroup, root: int) -> Any:
     total = functional.reduce(x, group=members, group_dst=root)
-    return total if members.rank() == root else np.zeros_like(total)
+    return np.zeros_like(x) if total is None else total
 
 
 def _pull_broadcast(g: Any, x: Any, y: Any, members: ProcessGroup, root: int, grad: str) -> Any:

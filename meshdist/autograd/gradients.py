@@ -121,8 +121,8 @@ def _check_leaves(trees: Sequence[Tree]) -> None:
         for leaf, name in zip(tree.leaves, tree.names, strict=True):
             if np.dtype(leaf.dtype).kind in "biu":
                 raise TypeError(
-                    f"grad: {name} is of {leaf.dtype}, and gradients are by floating and complex arrays; write"
-                    f" {name}.astype(float), or pass it as an argument that is not differentiated"
+                    f"grad: {name} has dtype {leaf.dtype}, and only floating-point and complex arrays have gradients;"
+                    f" write {name}.astype(float), or pass it as an argument that is not differentiated"
                 )
 
 

@@ -239,6 +239,6 @@ def _compare(leaves: Sequence[tuple[str, DTensor]], mesh: DeviceMesh) -> None:
     others = [rank for rank, text in enumerate(found) if text != found[0]]
     if others:
         raise DistBackendError(
-            f"{group.error_prefix('grad')}: all ranks must differentiate by the same DTensors: rank 0 has {found[0]};"
-            f" rank {others[0]} has {found[others[0]]}"
+            f"{group.error_prefix('grad')}: all ranks must differentiate with respect to the same DTensors: rank 0"
+            f" has {found[0]}; rank {others[0]} has {found[others[0]]}"
         )

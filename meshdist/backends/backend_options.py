@@ -42,6 +42,8 @@ class BackendOptions:
         shared_resources: Resources shared by the backends of this rank's groups, by name. The first backend that needs
             one creates it; its method `close` is called when the world ends.
         device_id: The user's device for the group, or else the world; None for that of the first array.
+        line_of_earlier: Returns the line of a call of this rank that begins with a text and that a number of completed
+            calls on the group have followed; see `FlightRecorder.line_of`.
     """
 
     name: str
@@ -59,6 +61,7 @@ class BackendOptions:
     pg_options: Any = None
     shared_resources: dict[str, Any] = field(default_factory=dict)
     device_id: Any = None
+    line_of_earlier: Callable[[str, int], str] = lambda text, num_later: ""
 
     def check_preconditions(self) -> None:
         """Raise DistBackendError if a precondition of the group is violated."""

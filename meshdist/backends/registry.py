@@ -42,7 +42,7 @@ def entry_of(name: str) -> Entry:
         meant = spelt(name, known_names())
         hint = "" if meant is None else f"; did you mean {meant!r}?"
         if name.lower() == "tcp":
-            hint = "; what torch's backend tcp did, 'gloo' does"
+            hint = "; use 'gloo' instead of torch's former backend 'tcp'"
         raise ValueError(f"unknown backend {name!r}; choose from {', '.join(known_names())}{hint}")
     return entry
 

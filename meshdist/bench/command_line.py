@@ -258,7 +258,7 @@ def _title(name: str, setting: Setting) -> str:
     words += [f"root {setting.root}"] * operation.rooted
     words += ["in place"] * is_in_place(operation, setting)
     words += ["arrays of meshdist.empty"] * (setting.shared and operation.gives is not None)
-    words += ["half of there and back"] * (operation.trips == 2)
+    words += ["half the round-trip time"] * (operation.trips == 2)
     return f"{name}{': ' if words else ''}{', '.join(words)}"
 
 

@@ -58,10 +58,10 @@ def _with_launcher(rank: int, world_size: int, host: str, port: int) -> EnvPlace
     if found is None and not os.environ.get("SLURM_JOB_ID") and _is_alone(rank, world_size, missing):
         return EnvPlace(0, 1, "localhost", 0)
     if found is None:
-        start = f"{_START} {'it' if len(missing) == 1 else 'them'}"
+        are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
         raise ValueError(
-            f"env:// rendezvous: {', '.join(missing)} missing from the environment; {start} (RANK and WORLD_SIZE may "
-            f"also be given as rank= and world_size=){_batch_script()}"
+            f"env:// rendezvous: {', '.join(missing)} {are} missing from the environment; {_START} {them} (RANK and "
+            f"WORLD_SIZE may also be given as rank= and world_size=){_batch_script()}"
         )
     said = {"RANK": found.rank, "WORLD_SIZE": found.world_size}
     for name, value in said.items():
@@ -72,7 +72,7 @@ def _with_launcher(rank: int, world_size: int, host: str, port: int) -> EnvPlace
                 f"or leave {name} to {found.launcher.name}"
             )
     if not host and found.address is None:
-        raise ValueError(f"env:// rendezvous: MASTER_ADDR missing from the environment: {found.no_address}")
+        raise ValueError(f"env:// rendezvous: MASTER_ADDR is missing from the environment: {found.no_address}")
     return EnvPlace(found.rank, found.world_size, host or str(found.address), port if port != NOT_GIVEN else found.port)
 
 

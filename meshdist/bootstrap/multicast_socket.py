@@ -71,7 +71,7 @@ class MulticastSocket:
         except OSError as error:
             sock.close()
             hint = "; choose another port" if error.errno == errno.EADDRINUSE else ""
-            raise DistNetworkError(f"{self.name} cannot be listened on: {error}{hint}") from error
+            raise DistNetworkError(f"cannot listen on {self.name}: {error}{hint}") from error
         return sock
 
     def _join(self, zone: str) -> list[int]:

@@ -64,7 +64,8 @@ class CoalescedCalls:
         """
         if not self._has_ended:
             raise DistError(
-                "coalescing_manager: the calls inside the block begin when it has ended well; wait after the block"
+                "coalescing_manager: the calls inside the block begin only when it ends without an exception; wait"
+                " after the block"
             )
         for work in self.works:
             work.wait(timeout)

@@ -119,7 +119,7 @@ def check_choice() -> None:
 
 def status() -> str:
     """Return in words whether the core is used."""
-    return f"not used: {missing}" if module is None else f"used, compiled by {module.COMPILER}"
+    return f"not used: {missing}" if module is None else f"used ({module.COMPILER})"
 
 
 if TYPE_CHECKING:

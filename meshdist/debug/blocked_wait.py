@@ -91,7 +91,7 @@ class BlockedWait:
         self._looked: dict[int, _Seen] | None = None
         self._is_new = False  # whether the thread has read since this rank has compared its traffic
         self._confirmed: dict[int, int] = {}
-        self._found = ""
+        self._found, self._lowest = "", 0  # the circle in words, and the lowest rank that it names
         self._wake, self._answered = threading.Event(), threading.Event()
         self._asked = self._fails = self._ended = False
         self._thread = threading.Thread(target=self._run, name=f"meshdist-deadlock-{blocked.rank}", daemon=True)
@@ -115,7 +115,7 @@ class BlockedWait:
     def raise_found(self) -> None:
         """Raise the error of a circle, if there is one."""
         if self._found:
-            raise _deadlock(self._found)
+            raise self._deadlock()
 
     def _confirm(self, seen: dict[int, _Seen]) -> None:
         traffic = self._around.traffic()  # reads what has arrived; what it ends, `awaits` says afterwards
@@ -140,7 +140,14 @@ class BlockedWait:
             self._asked = self._fails = True
             self._wake.set()
             self._answered.wait(budget_s)
-        return _deadlock(self._found) if self._found else None
+        return self._deadlock() if self._found else None
+
+    def _deadlock(self) -> DistBackendError:
+        """Return the error of a circle: its cause, and a line for each rank."""
+        cause, _, lines = self._found.partition("\n")
+        error = DistBackendError(cause, hang_report=lines)
+        error.reporter = self._lowest if lines else None
+        return error
 
     def withdraw(self, budget_s: float) -> None:
         """Mark the wait as ended, since the rank goes on without what it waits for; a circle may have been first."""
@@ -204,6 +211,7 @@ class BlockedWait:
         self._is_new = True
         path = endless_wait(self._blocked.rank, blocked)
         if path and not self._ended and self._claim(one for one in path if not one.has_ended):
+            self._lowest = min(one.rank for one in path)
             self._found = describe(path)
 
     def _claim(self, ranks: Iterable[BlockedRank]) -> bool:
@@ -282,12 +290,6 @@ def awaited_ranks(waitables: Sequence[Waitable]) -> tuple[tuple[int, ...], bool]
         return (), False
     ranks = tuple(sorted(set().union(*awaits_each)))
     return ranks, len(ranks) > 1
-
-
-def _deadlock(text: str) -> DistBackendError:
-    """Return the error of a circle from its description, of which each rank has a line."""
-    cause, _, lines = text.partition("\n")
-    return DistBackendError(cause, hang_report=lines)
 
 
 def publish(store: Store, blocked: BlockedRank, traffic: Traffic) -> None:

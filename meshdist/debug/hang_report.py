@@ -117,6 +117,7 @@ def _describe_absences(waits: Waits, *, are_files: bool, tells_differences: bool
         missing.setdefault(calls.most_common(1)[0][0], []).append(rank)
     sentences = [
         _not_done(
+            waits,
             sorted(ranks),
             deed,
             is_known=not are_files or any(rank in waits.states or rank in waits.gone for rank in ranks),
@@ -129,11 +130,15 @@ def _describe_absences(waits: Waits, *, are_files: bool, tells_differences: bool
     return sentences
 
 
-def _not_done(ranks: Sequence[int], deed: str, *, is_known: bool) -> str:
+def _not_done(waits: Waits, ranks: Sequence[int], deed: str, *, is_known: bool) -> str:
     if is_known:
         return f"{ranks_text(ranks)} {'has' if len(ranks) == 1 else 'have'} not {deed}"
-    others, files = ("this rank", "its file is") if len(ranks) == 1 else ("these ranks", "their files are")
-    return f"the others wait for {ranks_text(ranks)}: whether {others} had {deed} is unknown, as {files} missing"
+    waiting = sorted({waiting for rank in ranks for waiting in waits.graph.predecessors(rank)})
+    they, files = ("this rank", "its file is") if len(ranks) == 1 else ("these ranks", "their files are")
+    return (
+        f"{ranks_text(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {ranks_text(ranks)}: whether {they} had"
+        f" {deed} is unknown, as {files} missing"
+    )
 
 
 def _first(edge: tuple[int, int, CallSeen]) -> int:
@@ -157,11 +162,15 @@ def _differing(waits: Waits, mine: int, theirs: int, *, known: Sequence[CallSeen
     difference = first_difference(one, other)
     if difference is None or difference.mine is None or difference.theirs is None:
         return ""  # one has only got further than the other, which is reported already
-    begin = "beginning with the oldest calls on record"
-    if difference.before is not None:
+    is_told = difference.mine in known and difference.theirs in known
+    if difference.before is None:
+        if is_told:
+            return "; already their oldest recorded calls differ"
+        begin = "in their oldest recorded calls"
+    else:
         begin = f"after {difference.before.words}"
-    if difference.mine in known and difference.theirs in known:
-        return f"; {begin}, their calls differ"
+        if is_told:
+            return f"; {begin}, their calls differ"
     return f"; {begin}, rank {mine} calls {difference.mine.words} and rank {theirs} calls {difference.theirs.words}"
 
 

@@ -100,14 +100,14 @@ def _known_ends(ends: Mapping[int, str]) -> list[str]:
 
 def _what_is_missing(ranks: Sequence[int]) -> list[str]:
     is_one, names = len(ranks) == 1, ", ".join(f"rank_{rank}.json" for rank in ranks[:_MOST_SHOWN])
-    they, have, their = ("it", "has", "its") if is_one else ("they", "have", "their")
+    they, were, their = ("it", "was", "its") if is_one else ("they", "were", "their")
     return [
         f"the file{'' if is_one else 's'} of {ranks_text(ranks)} ({names}{', ...' * (len(ranks) > _MOST_SHOWN)})"
         f" {'is' if is_one else 'are'} missing, so what {they} did is unknown. One of these is the cause:",
-        f"- no call of {'this rank' if is_one else 'these ranks'} failed, and {they} {have} finished, or {have} been"
-        " ended with a SIGTERM handler of the script, or in native code;",
-        "- a signal that no process can handle, such as that of the kernel when memory runs out, or os._exit has ended"
-        f" {'it' if is_one else 'them'};",
+        f"- no call of {'this rank' if is_one else 'these ranks'} failed, and {they} finished, or {were} ended by"
+        f" SIGTERM while {they} ran native code, or where the script has a SIGTERM handler of its own;",
+        f"- {they} {were} ended by os._exit, or by a signal that a process cannot handle: the kernel sends SIGKILL when"
+        " memory runs out;",
         f"- {they} {'runs' if is_one else 'run'} on another host, and {their} file{' was' if is_one else 's were'} not"
         " copied here.",
         "Before a job is ended, SIGUSR1 makes a rank write its file where MESHDIST_FLIGHT_RECORDER_DIR is set.",

@@ -17,7 +17,7 @@ from typing import ParamSpec, TypeVar
 from meshdist.debug.debug_level import shows_all_frames
 from meshdist.errors import DistError
 from meshdist.runtime.call_site import is_ours
-from meshdist.system.name_hints import named_as
+from meshdist.system.name_hints import explain, named_as, never_began
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,7 +30,7 @@ def ending_at_the_call(function: Callable[P, R]) -> Callable[P, R]:
     """Have the traceback of an error that `function` raises on purpose end where it was called; a decorator.
 
     So does that of Ctrl-C. For the functions that start ranks or a world, which may fail where no launcher shortens the
-    traceback.
+    traceback. A TypeError says which argument was meant, as with `explaining`.
     """
 
     @wraps(function)
@@ -39,7 +39,10 @@ def ending_at_the_call(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except (Exception, KeyboardInterrupt) as error:
+            if isinstance(error, TypeError):
+                explain(function, error)
             is_expected = isinstance(error, KeyboardInterrupt) or _is_deliberate(error, error.__traceback__)
+            is_expected = is_expected or (isinstance(error, TypeError) and never_began(error))
             if shows_all_frames() or not is_expected:
                 raise
             without_frames = error.with_traceback(None)

@@ -17,6 +17,7 @@ from meshdist.doctor.finding import ERROR, WARNING, Finding, run_checks
 from meshdist.errors import DistError
 from meshdist.system.command_lines import until_closed
 from meshdist.system.option_parser import OptionParser
+from meshdist.system.plurals import counted
 
 MEET_S = 60.0
 
@@ -59,7 +60,8 @@ def _with_the_others(own: list[Finding]) -> tuple[int, list[Finding]]:
 
 def _page(found: Sequence[Finding]) -> str:
     bad = sum(finding.status in (WARNING, ERROR) for finding in found)
-    end = "no problems found" if not bad else f"{bad} of {len(found)} checks need attention"
+    needs = "needs" if bad == 1 else "need"
+    end = f"{bad} of {counted(len(found), 'check')} {needs} attention" if bad else "no problems found"
     return "\n".join([*map(str, found), end])
 
 

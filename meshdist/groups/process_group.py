@@ -258,7 +258,7 @@ class ProcessGroup(CollectiveMethods, Membership):
             unasked = never_waited_for(self.calls, self._world.progress)
             found = [self._backends.disagreement(), self._backends.left_over(self.ranks), unasked]
         else:
-            found = ["" if self._broken is None else self._handover.lost(self._broken)]
+            found = ["" if self._broken is None else self._handover.lost(self._broken, self._world.rank)]
         return list(filter(None, found))
 
     def disown(self, what: str) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol, cast
 
 from meshdist.backends.backend_options import BackendOptions, withdrawn_key
@@ -187,6 +188,7 @@ class World:
             pg_options=group.pg_options,
             shared_resources=self._shared_resources,
             device_id=group.device_id if group.device_id is not None else self.default_group.device_id,
+            line_of_earlier=partial(self.recorder.line_of, group.name),
         )
         options.check_preconditions()
         self.log.info("connecting group %r with backend %s", group.label, backend, extra={"group": group.label})

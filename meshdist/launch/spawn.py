@@ -15,6 +15,7 @@ from meshdist.bootstrap.spawned import spawn_variables
 from meshdist.debug.user_traceback import ending_at_the_call
 from meshdist.launch import worker
 from meshdist.launch.interrupts import without_ctrl_c
+from meshdist.launch.rank_arguments import check_arguments
 from meshdist.launch.spawn_context import (
     UNGUARDED_STATUS,
     ProcessException,
@@ -24,7 +25,6 @@ from meshdist.launch.spawn_context import (
 )
 from meshdist.launch.worker_env import LOOPBACK, job_secret, new_job, worker_environment
 from meshdist.security.credentials import secret_from_environment
-from meshdist.system.name_hints import explaining
 from meshdist.system.platform import check_num_processes, check_processes
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ __all__ = ["ProcessException", "ProcessExitedException", "ProcessRaisedException
 
 
 @ending_at_the_call
-@explaining
 def spawn(
     fn: Callable[..., object],
     args: Sequence[Any] = (),
@@ -68,8 +67,8 @@ def spawn(
     Raises:
         ProcessRaisedException: A rank raised. It is the first failure that does not follow from another rank's.
         ProcessExitedException: A rank exited with another status than 0, or was killed.
-        TypeError: `fn` is not callable, `args` is not a tuple or list, `nprocs` is not an integer, or `fn` or `args`
-            cannot be pickled.
+        TypeError: `fn` is not callable, or not with a rank and `args`, `args` is not a tuple or list, `nprocs` is not
+            an integer, or `fn` or `args` cannot be pickled.
         ValueError: `nprocs` is not positive, or more than this host has memory for, or `start_method` is unknown.
         DistError: This system cannot start processes.
     """
@@ -91,8 +90,10 @@ def spawn(
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         sys.exit(UNGUARDED_STATUS)  # a rank that imports the script which is starting it
     check_processes("spawn")
+    args = tuple(args)
+    check_arguments("spawn", fn, args, (0, *args), args, "; spawn, unlike run, passes the rank as the first argument")
     with _ctrl_c_deferred() as signals:
-        context = _start_all(_Call(fn, tuple(args)), nprocs, daemon, start_method)
+        context = _start_all(_Call(fn, args), nprocs, daemon, start_method)
     with context.passing_on_ctrl_c():
         if signals:
             signal.raise_signal(signal.SIGINT)

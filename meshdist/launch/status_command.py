@@ -98,8 +98,12 @@ def text_of(job: str | None) -> list[str]:
     host, _, port = job.rpartition(":")
     if host and port.isdecimal():
         return ["\n".join(_lines_at(job, host.strip("[]"), int(port)))]
-    known = ", ".join(each.run_id or each.address for each in jobs) or "none"
-    raise DistError(f"no job {job!r} of this user on this host, which has these: {known}; pass HOST:PORT for another")
+    known = ", ".join(each.run_id or each.address for each in jobs)
+    raise DistError(
+        f"there is no job {job!r}; the jobs of this user on this host are {known}; pass HOST:PORT for a job elsewhere"
+        if known
+        else f"there is no job {job!r}: this user has no jobs on this host; pass HOST:PORT for a job elsewhere"
+    )
 
 
 def _status_here(job: JobHere) -> JobStatus | None:

@@ -5,24 +5,22 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
-from inspect import signature
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshdist.backends.threads import ThreadStore
 from meshdist.debug.instrumentation import WorldInstrumentation
+from meshdist.debug.user_traceback import ending_at_the_call, user_frames
 from meshdist.errors import DistError
 from meshdist.groups.world import World, world_in
+from meshdist.launch.rank_arguments import check_arguments
 from meshdist.lifecycle import enter_world
 from meshdist.runtime.context import WorldSlot, use_slot
 from meshdist.runtime.departure import Departure, PeerExit
 from meshdist.runtime.waiting import Doorbells
 from meshdist.system.deadline import Deadline, Timeout, seconds
-from meshdist.system.name_hints import explaining
-from meshdist.system.plurals import counted
 
 if TYPE_CHECKING:
     from meshdist.debug.hang_watchdog import StateExchange
@@ -32,7 +30,7 @@ T = TypeVar("T")
 DEFAULT_RUN_TIMEOUT_S = 300.0
 
 
-@explaining
+@ending_at_the_call
 def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, timeout: Timeout | None = None) -> list[T]:
     """Run `fn` on `world_size` ranks that are threads of this process, and return what each returned.
 
@@ -74,7 +72,8 @@ def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, time
     if not isinstance(args, Iterable):
         raise TypeError(f"run: args must be a tuple, such as ({args!r},), got {type(args).__name__}")
     args = tuple(args)
-    _check_arguments(fn, args)
+    no_rank = "; run, unlike spawn, does not pass the rank: call get_rank() instead"
+    check_arguments("run", fn, args, args, (0, *args), no_rank)
     store = ThreadStore()
     timeout_s = seconds(timeout, DEFAULT_RUN_TIMEOUT_S)
     ranks: list[_Rank] = []
@@ -104,27 +103,8 @@ def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, time
         first, cause = min(failed, key=lambda pair: isinstance(pair[1], DistError) and pair[1].peer_failed)
         if hasattr(cause, "add_note"):
             cause.add_note(f"raised on rank {first} of {world_size} by meshdist.run")
-        from meshdist.debug.user_traceback import user_frames  # with modules that a failure alone needs
-
         raise cause.with_traceback(user_frames(cause))
     return [rank.result for rank in ranks]
-
-
-def _check_arguments(fn: Callable[..., Any], args: Sequence[Any]) -> None:
-    """Raise TypeError if `fn` cannot be called with `args`."""
-    try:
-        parameters = signature(fn, follow_wrapped=False)  # a wrapper may add arguments
-    except (TypeError, ValueError):  # some functions of C have none
-        return
-    try:
-        parameters.bind(*args)
-    except TypeError as error:
-        name, given = getattr(fn, "__name__", type(fn).__name__), counted(len(args), "argument")
-        words = f"run: {name} cannot be called with {given}: {error}"
-        with suppress(TypeError):
-            parameters.bind(0, *args)
-            words += "; run, unlike spawn, does not pass the rank: call get_rank() instead"
-        raise TypeError(words) from None
 
 
 @dataclass(eq=False, repr=False)

@@ -17,6 +17,7 @@ from meshdist.mesh.given_groups import (
     ranks_of_groups,
     universe_of,
 )
+from meshdist.mesh.layout.axes_and_chunks import described_axes
 from meshdist.mesh.layout.layout import Layout
 from meshdist.mesh.mesh_arguments import (
     BackendChoice,
@@ -107,11 +108,17 @@ class DeviceMesh(MeshExchanges):
         def __getattr__(self, name: str) -> object:
             if name.startswith("_"):
                 raise AttributeError(f"DeviceMesh has no attribute {name!r}", name=name)
-            if "_layout" in self.__dict__ and name in self:
-                raise AttributeError(f'DeviceMesh has no attribute {name!r}; for the axis, write mesh["{name}"]')
             from meshdist._torch_names import no_attribute
 
-            raise no_attribute(self, "DeviceMesh.", "DeviceMesh", name)
+            axes = ""
+            if "_layout" in self.__dict__:  # else it is being unpickled
+                known = (*(self._layout.names or ()), *self._flattened_here())
+                for axis in known:
+                    if axis.lower() == name.lower():
+                        text = f'DeviceMesh has no attribute {name!r}; for the axis, write mesh["{axis}"]'
+                        raise AttributeError(text, name=name)
+                axes = f"; {described_axes(self._layout.describe(), known)}" if known else ""
+            raise no_attribute(self, "DeviceMesh.", "DeviceMesh", name, otherwise=axes)
 
     @staticmethod
     @explaining

@@ -32,8 +32,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 PerAxis: TypeAlias = "V | Sequence[V] | Mapping[int | str, V]"
 
 _ALIKE = (
-    "all ranks along axis {} must call it with equal `by` and `periodic`, and with arrays of one shape and dtype, or an"
-    " `out` that matches the incoming array"
+    "all ranks along axis {} must call it with the same `by` and `periodic`, and with arrays of the same shape and"
+    " dtype, or with an `out` that matches the incoming array"
 )
 
 
@@ -337,9 +337,9 @@ def _edges(group: ProcessGroup, array: Any, dim: int, width: int, periodic: bool
         return tuple(((*whole, slice(begin, begin + width)), peer) for begin, peer in ends if peer is not None)
 
     words = (
-        f"all ranks along {axis} must call it with equal width, `periodic` and tag, and with blocks of one dtype that"
-        f" differ in dim {dim} alone, which this axis divides; the block of this rank is {describe_array(array)}, ghost"
-        " cells included"
+        f"all ranks along {axis} must call it with the same width, `periodic` and tag, and with blocks of the same"
+        f" dtype and shape, except for dim {dim}, which is divided along this axis; the block of this rank is"
+        f" {describe_array(array)}, ghost cells included"
     )
     # Between two ranks of a periodic axis there are two messages each way. The first sent is that of the low edge, so
     # the first received is that of the high ghost cells.

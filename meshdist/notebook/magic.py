@@ -243,7 +243,7 @@ def _what_is_left(outcome: Completion) -> list[str]:
     """
     lost = outcome.of_the_world()
     if lost:
-        named = ", ".join(lost[:_MOST_NAMED]) + (", ..." if len(lost) > _MOST_NAMED else "")
+        named = ", ".join(f"`{name}`" for name in lost[:_MOST_NAMED]) + (", ..." if len(lost) > _MOST_NAMED else "")
         kept = "the other variables stay" if outcome.answers else "no variables stay"
         who = "the others" if outcome.ended else "The workers"
         words = f"{who} are joining a new world: create {named} again; {kept}."

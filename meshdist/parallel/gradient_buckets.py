@@ -90,8 +90,10 @@ def parameters_of(prefix: str, named_arrays: Mapping[str, Any] | Iterable[tuple[
         try:
             check_op_dtype(ReduceOp.AVG, dtype)
         except TypeError:
-            what = f"named_arrays[{name!r}] is of {dtype}, and averages are of floating and complex dtypes"
-            raise TypeError(f"{prefix}: {what}; leave it out, or pass it as floating numbers") from None
+            what = (
+                f"named_arrays[{name!r}] has dtype {dtype}, and only floating-point and complex arrays can be averaged"
+            )
+            raise TypeError(f"{prefix}: {what}; leave it out, or convert it with astype(float)") from None
         found[name] = Parameter(name, array, dtype, None if is_on_cpu else int(array.device.id))
     if not found:
         raise ValueError(f"{prefix}: named_arrays is empty; pass at least one parameter")

@@ -191,12 +191,12 @@ class Meeting:
         if failure is not None:
             return DistNetworkError(f"{self._where}: the store of rank 0 does not answer: {failure}", peer_failed=True)
         return DistTimeoutError(
-            f"{self._where}: rank 0 did not come within {self.deadline.timeout_s:g} s; {self._advice}"
+            f"{self._where}: rank 0 did not join within {self.deadline.timeout_s:g} s; {self._advice}"
         )
 
     def _shortfall(self, store: TCPStore) -> str:
         missing = [rank for rank in range(self._size) if not store.check([f"came/{rank}"])]
         return (
-            f"{self._size - len(missing)} of {counted(self._size, 'rank')} came within {self.deadline.timeout_s:g} s;"
-            f" {ranks_text(missing)} did not come: {self._advice}"
+            f"{self._size - len(missing)} of {counted(self._size, 'rank')} joined within {self.deadline.timeout_s:g} s;"
+            f" {ranks_text(missing)} did not join: {self._advice}"
         )

@@ -54,9 +54,13 @@ _OF_SIZES = {
 _CALL, _SHAPE = r"(\w+)\([^()]*\)", r"\[[\d, ]*\]"
 
 
+# The words of a call from which a rank may have returned begin with this; those of its current call with the call.
+_EARLIER = "called "
+
+
 def _advice(calls: Iterable[str]) -> str:
     """Return what to do where the calls of the ranks differ in the sizes of their arrays alone; else nothing."""
-    found = [re.match(_CALL, call) for call in calls]
+    found = [re.match(_CALL, call.removeprefix(_EARLIER)) for call in calls]
     texts = {None if one is None else re.sub(_SHAPE, "[]", one[0]) for one in found}
     first = found[0]
     return _OF_SIZES.get(first[1], "") if len(texts) == 1 and first is not None else ""
@@ -71,6 +75,8 @@ def _makes(call: str, *, is_one: bool) -> str:
     if call.startswith(SET_UP.text):
         where = call.removeprefix(SET_UP.text).replace(" at an async call", " in an async call")
         return f"{'sets' if is_one else 'set'} up the group{where}"
+    if call.startswith(_EARLIER):
+        return call
     return f"{'calls' if is_one else 'call'} {call}"
 
 
@@ -86,9 +92,13 @@ class CallCheck:
         return f"{signature.text} at {call_lines()}"
 
     @staticmethod
-    def words_of_earlier(call: str) -> str:
-        """Return an earlier call of this rank, from which it has returned, with the line of its call now."""
-        return f"{call} before its call at {call_lines()}"
+    def words_of_earlier(call: str, line: str = "", *, went_on: bool = False) -> str:
+        """Return a call from which a rank may have returned, with its line where that is known.
+
+        With `went_on`, it is a call of this rank, and the line of the rank's call now is added.
+        """
+        at = f" at {line}" if line else ""
+        return f"{_EARLIER}{call}{at}" + (f", then went on to {call_lines()}" if went_on else "")
 
     def error(self, calls: Mapping[int, str]) -> DistBackendError:
         """Return the error that lists the ranks of each call; `calls` has the `words` of each rank."""

@@ -74,4 +74,6 @@ def resolve(group: GroupLike = None) -> Group:
     try:
         return group.collective_group
     except AttributeError:
-        raise TypeError(f"group must be a ProcessGroup, a DeviceMesh or None, got {type(group).__name__}") from None
+        from meshdist.system.name_hints import not_a_group  # only needed here
+
+        raise not_a_group(group) from None

@@ -93,6 +93,20 @@ class FlightRecorder:
         """Return the records, the oldest first."""
         return list(self._ring)
 
+    def line_of(self, group: str, text: str, num_later: int) -> str:
+        """Return `file:line` of a completed collective of a group, after which `num_later` others were completed.
+
+        `text` is how the text of that call must begin. If it does not, or the record is no longer kept: "".
+        """
+        for record in reversed(self._ring.copy()):
+            facts = record[FACTS]
+            if not isinstance(facts, CallFacts) or facts.group != group or not record[COMPLETED]:
+                continue
+            if num_later == 0:
+                return PurePath(site_in(record)[0]).name if facts.text.startswith(text) else ""
+            num_later -= 1
+        return ""
+
 
 def note_error(record: Record, error: BaseException) -> None:
     """Add the error of a failed call to its record."""
@@ -152,6 +166,11 @@ def located(error: BaseException, error_prefix: str, record: Record | None) -> t
     if not isinstance(error, DistError):
         return error, DistBackendError(in_words(error), error_prefix=error_prefix)
     name_call_once(error, error_prefix)
+    if error.needs_probe and record is not None and facts_in(record).name in ("recv", "irecv"):
+        error.needs_probe = False
+        error.add(
+            "; for a message of unknown size or dtype, call probe first, and allocate the array by what it returns"
+        )
     needs_no_call = error.is_numbered or not error.peer_failed
     error.locate(error_prefix, None if needs_no_call or record is None else _call_of(error, record))
     error.__traceback__ = None  # the user needs the frames of the call, not those of the check that failed

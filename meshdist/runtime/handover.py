@@ -25,15 +25,19 @@ class Handover:
         """Whether the user got an error."""
         return self._num_given > 0
 
-    def lost(self, first: DistError) -> str:
+    def lost(self, first: DistError, rank: int) -> str:
         """Return in words that errors were kept, and the user got none; `first` is that of the first call that failed.
 
-        It is shown whole, with the lines on what each rank does. Empty otherwise, and while an exception is handled:
-        with that, the rank ends anyway.
+        It is shown whole, unless this rank, of global number `rank`, has the same lines on what each rank does as a
+        lower one. Empty otherwise, and while an exception is handled: with that, the rank ends anyway.
         """
         if self._is_aborted or not self._num_kept or self._num_given or exc_info()[1] is not None:
             return ""
-        return f"the error of a failed call was never retrieved: {first}"
+        text = str(first)
+        if first.reporter not in (None, rank):
+            same = f"the same error on rank {first.reporter} lists their calls"
+            text = f"{text.removesuffix(first.hang_report).rstrip()}; {same}"
+        return f"the error of a failed call was never retrieved: {text}"
 
     def add(self, error: BaseException, *, is_raised: bool) -> None:
         """Count an error, which is raised to the user unless `keep` takes it; without `is_raised`, that is certain."""

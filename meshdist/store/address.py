@@ -71,7 +71,7 @@ def listen(host: str, port: int, secret: bytes) -> socket.socket:
     try:
         addresses = resolve(host, port)
     except OSError as error:
-        raise DistNetworkError(f"{endpoint(host, port)} cannot be listened on: {error}") from error
+        raise DistNetworkError(f"cannot listen on {endpoint(host, port)}: {error}") from error
     if not is_loopback_only(addresses):
         require_secret(endpoint(host, port), secret)
     last_error: OSError | None = None
@@ -84,7 +84,7 @@ def listen(host: str, port: int, secret: bytes) -> socket.socket:
                 break
     if last_error is not None and last_error.errno == errno.EADDRINUSE:
         raise _taken(host, port) from last_error
-    raise DistNetworkError(f"{endpoint(host, port)} cannot be listened on: {last_error}") from last_error
+    raise DistNetworkError(f"cannot listen on {endpoint(host, port)}: {last_error}") from last_error
 
 
 def listen_everywhere(host: str, port: int, secret: bytes) -> list[socket.socket]:

@@ -97,7 +97,7 @@ class StoreServer:
             self._thread.start()
         except RuntimeError as error:
             self._release()
-            raise DistError(f"the store's server got no thread: {error}; see `ulimit -u`") from error
+            raise DistError(f"cannot start the thread of the store's server: {error}; see `ulimit -u`") from error
 
     def close(self) -> None:
         """Stop serving and wait for the thread; with `outlives_owner`, the thread ends with its last client."""
@@ -356,8 +356,8 @@ class StoreServer:
         """Count the client in; answer at once, or when as many have joined as it awaits."""
         world_size, awaited = (int(arg) if arg else None for arg in args)
         if world_size is not None and self._world_size not in (None, world_size):
-            self._refusals.append(f"{session.name}: it says world_size={world_size}, not {self._world_size}")
-            text = f"this store is for world_size={self._world_size}, not {world_size}; all ranks must say the same"
+            self._refusals.append(f"{session.name}: it passed world_size={world_size}, not {self._world_size}")
+            text = f"this store is for world_size={self._world_size}, not {world_size}; all ranks must pass the same"
             self._reply(session, Status.INVALID, [text.encode()])
             _log.warning("the store refused %s: %s", session.name, text)
             return

@@ -5,10 +5,11 @@ The names themselves are in `_torch_names`, which is imported when such an error
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
-from types import FunctionType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 C = TypeVar("C", bound=type)
@@ -17,6 +18,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _PACKAGE = "meshdist"
+_FEW_RANKS = 8
 
 
 class MissingModules:
@@ -45,6 +47,28 @@ def explain_missing_modules() -> None:
     """Have the import of such a module explained, in this process."""
     if MissingModules not in sys.meta_path:
         sys.meta_path.append(MissingModules)
+
+
+def not_a_group(group: object) -> TypeError:
+    """Return the error about the `group` argument of the function that the user has called; it says what to write."""
+    got, hint = type(group).__name__, ""
+    if isinstance(group, str):
+        got, hint = repr(group), f"; for an axis of a mesh, write mesh[{json.dumps(group)}]"
+    elif isinstance(group, (list, tuple, range)) and all(isinstance(rank, int) for rank in group):
+        ranks = str(list(group)) if len(group) <= _FEW_RANKS else "ranks"
+        hint = f"; to create a group of these ranks, call new_group({ranks})"
+    name = _called_function()
+    prefix = f"{name}: " if name else ""
+    return TypeError(f"{prefix}group must be a ProcessGroup, a DeviceMesh or None, got {got}{hint}")
+
+
+def _called_function() -> str:
+    """Return the name of the function of this package that the user's code has called."""
+    name = ""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE:
+        name, frame = frame.f_code.co_name, frame.f_back
+    return name if name.isidentifier() and not name.startswith("_") else ""
 
 
 def explain(function: Callable[..., Any], error: TypeError) -> None:

@@ -274,8 +274,8 @@ def _terms(
 ) -> Terms:
     """Return what the ranks must agree on: one object for each kind of block, by which the core knows its exchange."""
     words = (
-        "all ranks of the mesh must call it with equal arguments and with arrays of one layout; the array of this rank"
-        f" is {described(layout)}"
+        "all ranks of the mesh must call it with the same arguments and with arrays of one layout; the array of this"
+        f" rank is {described(layout)}"
     )
     return Terms(words, label_of((), (of, described(layout), dim, widths)) if is_on_cpu else "")
 

@@ -264,7 +264,7 @@ def test_what_is_refused_is_named_on_every_rank() -> None:
             "op 'product' has no gradient", "'reduce' or 'identity'", "x must be an array", "multiple of 2 ranks",
             "an array for each rank: expected 2, got", "ranks must be 0 to 1", "can be a destination once", "pairs",
             "must have its shape (4,), got (3,)", "must be of this dtype, got int64", "needs x and y", "must be one of",
-            "x is of int64", "p['n'] is of int64", "shape (4,); add", "cumprod has no gradient", "a NoneType",
+            "x has dtype int64", "p['n'] has dtype int64", "shape (4,); add", "cumprod has no gradient", "a NoneType",
         )  # fmt: skip
         for text, part in zip(said, parts, strict=True):
             assert part in text, (part, text)

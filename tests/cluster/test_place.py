@@ -149,7 +149,7 @@ def test_number_of_ranks_may_be_an_argument(environ):
 def test_rank_0_needs_no_address(environ, secret, host):
     environ(RANK="0", WORLD_SIZE="2", MASTER_PORT="4", MESHDIST_SECRET=secret)
     assert place_from_environment(-1, -1) == (0, 2, host, 4)
-    with pytest.raises(ValueError, match="MASTER_ADDR missing"):
+    with pytest.raises(ValueError, match="MASTER_ADDR is missing"):
         place_from_environment(1, 2)
 
 
@@ -159,8 +159,11 @@ def test_rank_0_needs_no_address(environ, secret, host):
         ({**SLURM, "RANK": "2"}, "RANK is 2, but srun .Slurm. says that this is rank 5 of 8; set RANK, WORLD_SIZE"),
         ({**SLURM, "WORLD_SIZE": "3"}, "WORLD_SIZE is 3, but srun"),
         ({**SLURM, "WORLD_SIZE": "9", "RANK": "5"}, "WORLD_SIZE is 9, but srun"),
-        (OPEN_MPI, "MASTER_ADDR missing from the environment: mpirun .Open MPI. does not tell.*mpirun -x NAME=VALUE"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR, MASTER_PORT missing"),
+        (
+            OPEN_MPI,
+            "MASTER_ADDR is missing from the environment: mpirun .Open MPI. does not tell.*mpirun -x NAME=V",
+        ),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR, MASTER_PORT are missing"),
         ({"SLURM_JOB_ID": "1", "SLURM_PROCID": "0"}, "MASTER_ADDR, .*only what `srun` starts is a rank"),
     ],
 )

@@ -44,9 +44,7 @@ def python(code, package=None, **variables):
 
 
 @needs_core
-@pytest.mark.parametrize(
-    ("choice", "said"), [("auto", "used, compiled by"), ("require", "used, compiled by"), ("python", "not used: MESH")]
-)
+@pytest.mark.parametrize(("choice", "said"), [("auto", "used ("), ("require", "used ("), ("python", "not used: MESH")])
 def test_the_core_is_taken_unless_python_is_chosen(tmp_path, choice, said):
     script = tmp_path / "job.py"
     script.write_text(JOB)

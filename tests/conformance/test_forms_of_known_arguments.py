@@ -187,7 +187,7 @@ def disagree(ours, theirs):
     for given in (ours, theirs):
         for _ in range(4):
             mesh.halo_exchange(block, **given)
-    with pytest.raises(dist.DistBackendError, match="equal width, `periodic` and tag|periodic=True there"):
+    with pytest.raises(dist.DistBackendError, match="the same width, `periodic` and tag|periodic=True there"):
         mesh.halo_exchange(block, **(theirs if dist.get_rank() else ours))
 
 

@@ -12,8 +12,8 @@ import meshdist as dist
 
 pytestmark = pytest.mark.timeout(120)
 ALIKE = (
-    "; all ranks along axis 'x' must call it with equal `by` and `periodic`, and with arrays of one shape and dtype, or"
-    " an `out` that matches the incoming array"
+    "; all ranks along axis 'x' must call it with the same `by` and `periodic`, and with arrays of the same shape and"
+    " dtype, or with an `out` that matches the incoming array"
 )
 
 
@@ -57,8 +57,8 @@ def halos():
     words = own_error(lambda: mesh.halo_exchange(np.ones((4, 4 + rank))))
     assert words.startswith("halo_exchange on group "), words
     agree = (
-        "; all ranks along 'y' must call it with equal width, `periodic` and tag, and with blocks of one dtype that"
-        " differ in dim 0"
+        "; all ranks along 'y' must call it with the same width, `periodic` and tag, and with blocks of the same dtype"
+        " and shape, except for dim 0, which is divided"
     )
     assert agree in words or "failed:" in words, words
     if "failed:" not in words:
@@ -148,7 +148,7 @@ def sendrecvs(is_known):
         return
     words = own_error(lambda: group.sendrecv(np.ones(2), taken, other, other))
     assert words.startswith("sendrecv on group "), words
-    assert "sent float64[2], but the receiving array is float64[3]" in words
+    assert words.endswith("sent float64[2], but the receiving array is float64[3]")  # nothing about probe
 
 
 @pytest.mark.parametrize("is_known", [False, True])

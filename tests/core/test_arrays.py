@@ -90,7 +90,10 @@ def test_extension_dtypes_travel(name):
 
 @pytest.mark.parametrize("dtype", ["O", "U3", "S3", "M8[s]", "m8[s]", "V4", [("a", "f4")], [("a", "f4", 3)]], ids=repr)
 def test_dtypes_that_do_not_travel(dtype):
-    with pytest.raises(TypeError, match=r"^x has the unsupported dtype .*; supported are bool, the integers"):
+    with pytest.raises(
+        TypeError,
+        match=r"^x has the unsupported dtype .*; supported are bool, the integer, floating-point",
+    ):
         check_dtype(np.zeros(2, dtype), "x")
 
 

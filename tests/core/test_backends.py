@@ -66,7 +66,7 @@ def test_the_backend_tcp_of_old_versions_of_torch_is_gloo():
     with pytest.raises(ValueError, match=r"unknown backend 'glooo'; choose from .*; did you mean 'gloo'\?"):
         dist.init_process_group("glooo", store=dist.HashStore(), rank=0, world_size=1)
     with pytest.raises(
-        ValueError, match=r"unknown backend 'tcp'; choose from .*; what torch's backend tcp did, 'gloo' does"
+        ValueError, match=r"unknown backend 'tcp'; choose from .*; use 'gloo' instead of torch's former backend 'tcp'"
     ):
         dist.Backend("tcp")
 

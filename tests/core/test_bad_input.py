@@ -57,16 +57,33 @@ def test_the_message_names_the_group(world_of_3):
         assert [message for message in messages if "on group 'my group' (rank" not in message] == []
 
 
-def no_group(value):
-    with pytest.raises(TypeError, match="group must be a ProcessGroup, a DeviceMesh or None, got"):
-        dist.all_reduce(np.zeros(3), group=value)
-    with pytest.raises(TypeError, match="group must be a ProcessGroup, a DeviceMesh or None, got"):
-        dist.get_rank(value)
+def no_group(value, words):
+    words = f"group must be a ProcessGroup, a DeviceMesh or None, got {words}"
+    for name, call in {
+        "all_reduce": lambda: dist.all_reduce(np.zeros(3), group=value),
+        "send": lambda: dist.send(np.zeros(3), 1, group=value),
+        "all_gather_object": lambda: dist.all_gather_object([None] * 3, 1, group=value),
+        "get_rank": lambda: dist.get_rank(value),
+    }.items():
+        with pytest.raises(TypeError) as raised:
+            call()
+        assert str(raised.value) == f"{name}: {words}"
 
 
-@pytest.mark.parametrize("value", [0, "world", [0, 1]], ids=repr)
-def test_what_is_no_group(world_of_3, value):
-    world_of_3.run(no_group, value)
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0, "int"),
+        ("tp", """'tp'; for an axis of a mesh, write mesh["tp"]"""),
+        ([0, 1], "list; to create a group of these ranks, call new_group([0, 1])"),
+        (range(2), "range; to create a group of these ranks, call new_group([0, 1])"),
+        (tuple(range(9)), "tuple; to create a group of these ranks, call new_group(ranks)"),
+        (["tp"], "list"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_group(world_of_3, value, words):
+    world_of_3.run(no_group, value, words)
 
 
 def subclasses():

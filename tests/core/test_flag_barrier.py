@@ -128,8 +128,8 @@ def test_another_call_of_a_rank_that_went_on_is_found_in_the_next_call_of_all(ba
     with ThreadPoolExecutor() as pool:
         errors = list(pool.map(error_of, waits))
     for error in errors:
-        assert "ranks 0, 2 call all_reduce(float32[1]) before its call at test_flag_barrier.py:" in error
-        assert "rank 1 calls all_reduce(float32[2]) before its call at test_flag_barrier.py:" in error
+        assert "ranks 0, 2 called all_reduce(float32[1]), then went on to test_flag_barrier.py:" in error
+        assert "rank 1 called all_reduce(float32[2]), then went on to test_flag_barrier.py:" in error
 
 
 def test_the_call_of_a_rank_that_went_on_is_told_though_it_calls_nothing_more(barriers):
@@ -137,7 +137,7 @@ def test_the_call_of_a_rank_that_went_on_is_told_though_it_calls_nothing_more(ba
     wait = BarrierWait(barriers[1], barriers[1].signal(OTHER.fingerprint), OTHER)
     assert not wait.ready()
     error = error_of(wait)
-    assert re.search(r"rank 0 calls all_reduce\(float32\[1\]\)\n  rank 1 calls all_reduce\(float32\[2\]\) at ", error)
+    assert re.search(r"rank 0 called all_reduce\(float32\[1\]\)\n  rank 1 calls all_reduce\(float32\[2\]\) at ", error)
 
 
 def test_a_rank_may_leave_after_it_has_given(barriers):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import meshdist
-from meshdist._torch_names import no_attribute
+from meshdist._torch_names import _OF_PARALLEL, no_attribute
 
 pytestmark = pytest.mark.timeout(60)
 # What is loaded when it is needed, or never.
@@ -191,6 +191,9 @@ def test_the_right_spelling_is_named(name, meant):
     ("name", "words"),
     [
         ("tensor", "write `import meshdist.tensor`"),
+        ("topology", "write `import meshdist.topology`"),
+        ("GradientReducer", "write `from meshdist.parallel import GradientReducer`"),
+        ("value_and_grad", "write `from meshdist.autograd import value_and_grad`"),
         ("ANY_SOURCE", "write `recv(x)`, without `src`"),
         ("DistributedDataParallel", "`meshdist.parallel.GradientReducer` averages gradients"),
         ("shift", 'a method of a mesh: `mesh["x"].shift(x)`'),
@@ -218,6 +221,14 @@ def test_names_of_torchs_arrays_are_explained(name, words):
     assert words in str(caught.value)
 
 
+def test_names_that_other_packages_have_are_there():
+    import meshdist.autograd
+    import meshdist.parallel
+
+    assert set(_OF_PARALLEL) <= {*meshdist.parallel.__all__} - {*meshdist.__all__}
+    assert {"grad", "value_and_grad", "vjp"} <= {*meshdist.autograd.__all__}
+
+
 def test_the_right_spelling_is_named_for_groups_and_meshes():
     with meshdist.dry_run(4):
         mesh = meshdist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -228,7 +239,13 @@ def test_the_right_spelling_is_named_for_groups_and_meshes():
             (mesh, "tp", """DeviceMesh has no attribute 'tp'; for the axis, write mesh["tp"]"""),
             (mesh, "Allreduce", "did you mean 'all_reduce'"),
             (mesh, "get_cordinate", "did you mean 'get_coordinate'"),
-            (mesh, "xyz", "DeviceMesh has no attribute 'xyz'"),
+            (mesh, "TP", """DeviceMesh has no attribute 'TP'; for the axis, write mesh["tp"]"""),
+            (mesh, "xyz", "DeviceMesh has no attribute 'xyz'; this mesh is (dp=2, tp=2), its axes are 'dp', 'tp'"),
+            (mesh["tp"], "dp", "DeviceMesh has no attribute 'dp'; this mesh is (tp=2), its axis is 'tp'"),
+            (mesh, "world_size", "write `size()`"),
+            (mesh, "names", "write `mesh_dim_names`"),
+            (mesh, "group", "`get_group(axis)` is the group of an axis"),
+            (mesh, "ranks", "the attribute `mesh` is the array of the global ranks"),
         ):
             with pytest.raises(AttributeError) as caught:
                 getattr(owner, name)

@@ -185,7 +185,7 @@ def test_a_missing_variable_is_named_alone(monkeypatch, missing):
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
         if name != missing:
             monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=f"env:// rendezvous: {missing} missing from the environment"):
+    with pytest.raises(ValueError, match=f"env:// rendezvous: {missing} (is|are) missing from the environment"):
         dist.init_process_group("gloo")
 
 

@@ -224,7 +224,8 @@ def test_a_message_that_does_not_fit(worlds, backend, use):
         "group 'pair' was destroyed, and the error of a failed call was never retrieved: irecv on group 'pair'"
         " (rank 0 of 2):"
     )
-    assert "sent float64[3], but the receiving array is float64[4]" in warning
+    words = "sent float64[3], but the receiving array is float64[4]; for a message of unknown size or dtype, call probe"
+    assert words in warning
     assert of_sender == []
 
 
@@ -245,6 +246,23 @@ def test_a_message_that_nobody_receives(worlds, backend):
         assert "1 message that had arrived was never received: 1 from rank 1 with tag 0" in of_receiver[0]
 
 
+def a_cycle_in_wait_any(group):
+    rank, size = group.rank(), group.size()
+    dist.wait_any([group.irecv(np.ones(4), (rank + 1) % size)])
+
+
+@pytest.mark.parametrize("backend", ["gloo", "gloo-tcp", "threads"])
+def test_a_deadlock_is_told_in_full_by_one_rank(worlds, backend):
+    worlds.drop(backend, 3)
+    for rank, warnings in enumerate(worlds.world(backend, 3).run(warnings_at_the_end, a_cycle_in_wait_any)):
+        (warning,) = warnings
+        if rank == 0:
+            assert "none can proceed\n" in warning
+            assert warning.count(" waits for rank ") == 3
+        else:
+            assert warning.endswith("none can proceed; the same error on rank 0 lists their calls")
+
+
 @PLACES
 def test_a_message_that_nobody_sends(worlds, backend):
     (warning,), of_other = worlds.world(backend, 2).run(warnings_at_the_end, nobody_sends)
@@ -259,4 +277,5 @@ def test_messages_both_ways_that_nobody_receives_end_long_before_the_timeout(wor
         # A thread in this process that might send something would keep it from being proven.
         assert len(warnings) == 1, threading.enumerate()
         assert f"isend on group 'pair' (rank {rank} of 2): " in warnings[0]
-        assert "the ranks wait for each other, and none can proceed\n  rank 0 waits for rank 1 in isend(" in warnings[0]
+        told = ["\n  rank 0 waits for rank 1 in isend(", "; the same error on rank 0 lists their calls"][rank]
+        assert f"the ranks wait for each other, and none can proceed{told}" in warnings[0]

@@ -122,8 +122,8 @@ WRONG = {
         "rank must be between 0 and world_size - 1 = 3, got 5",
     ),
     "no rank over tcp": ({"init_method": "tcp://127.0.0.1:9"}, ValueError, "rank and world_size missing"),
-    "rank alone": ({"rank": 0}, ValueError, "MASTER_ADDR, MASTER_PORT, WORLD_SIZE missing.*meshrun"),
-    "size alone": ({"world_size": 1}, ValueError, "MASTER_ADDR, MASTER_PORT, RANK missing.*meshrun"),
+    "rank alone": ({"rank": 0}, ValueError, "MASTER_ADDR, MASTER_PORT, WORLD_SIZE are missing.*meshrun"),
+    "size alone": ({"world_size": 1}, ValueError, "MASTER_ADDR, MASTER_PORT, RANK are missing.*meshrun"),
     "timeout of another type": (
         {"timeout": "soon"},
         TypeError,
@@ -163,9 +163,9 @@ def test_without_a_launcher_a_process_is_a_world_of_one(options):
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({"RANK": "0"}, "MASTER_ADDR, MASTER_PORT, WORLD_SIZE missing"),
-        ({"WORLD_SIZE": "1"}, "MASTER_ADDR, MASTER_PORT, RANK missing"),
-        ({"MASTER_ADDR": "localhost"}, "MASTER_PORT, RANK, WORLD_SIZE missing"),
+        ({"RANK": "0"}, "MASTER_ADDR, MASTER_PORT, WORLD_SIZE are missing"),
+        ({"WORLD_SIZE": "1"}, "MASTER_ADDR, MASTER_PORT, RANK are missing"),
+        ({"MASTER_ADDR": "localhost"}, "MASTER_PORT, RANK, WORLD_SIZE are missing"),
         ({"SLURM_JOB_ID": "7"}, "write srun python"),
     ],
 )

@@ -37,6 +37,23 @@ def test_run_says_that_it_passes_no_rank():
     assert begun == []
 
 
+def test_spawn_says_that_it_passes_the_rank():
+    with pytest.raises(
+        TypeError,
+        match=r"^spawn: <lambda> cannot be called with the rank: too many positional arguments; spawn, unlike run,"
+        r" passes the rank as the first argument$",
+    ):
+        dist.spawn(lambda: None)
+    with pytest.raises(
+        TypeError, match=r"with the rank and 1 argument: too many positional arguments; spawn, unlike run, passes the"
+    ):
+        dist.spawn(lambda x: None, (3,))
+    with pytest.raises(
+        TypeError, match="^spawn: <lambda> cannot be called with the rank: missing a required argument: 'x'$"
+    ):
+        dist.spawn(lambda rank, x: None)
+
+
 def test_run_says_which_arguments_do_not_fit():
     with pytest.raises(
         TypeError, match="^run: <lambda> cannot be called with 1 argument: too many positional arguments$"

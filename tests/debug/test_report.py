@@ -130,9 +130,9 @@ def test_the_page_names_ranks_without_a_file(tmp_path, capsys):
     assert (
         "Missing files\n  the files of ranks 1, 2 (rank_1.json, rank_2.json) are missing, so what they did is" in page
     )
-    assert "they have finished, or have been ended with a SIGTERM handler of the script" in page
+    assert "they finished, or were ended by SIGTERM while they ran native code, or where the script" in page
     assert (
-        "the others wait for ranks 1, 2: whether these ranks had reached barrier(), call 2 on 'world', at train.py:20"
+        "rank 0 waits for ranks 1, 2: whether these ranks had reached barrier(), call 2 on 'world', at train.py:20"
         " is unknown, as their files are missing"
     ) in page
     assert "have not reached" not in page

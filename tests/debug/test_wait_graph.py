@@ -84,6 +84,17 @@ def test_ranks_in_the_calls_of_two_groups_wait_in_a_circle():
     ]
 
 
+def test_calls_that_differ_from_the_first_on():
+    groups = {"world": [0, 1], "a": [0, 1], "b": [0, 1]}
+    states = by_rank(seen(0, [waiting("a", 1, 5.0)], groups), seen(1, [waiting("b", 1, 5.0)], groups))
+    waits = who_waits(states)
+    words = "the ranks wait for each other: rank 0 waits for rank 1; rank 1 waits for rank 0"
+    assert hang_report(waits, 2)[0] == f"{words}; already their oldest recorded calls differ"
+    mine, theirs = (f"barrier(), call 1 on '{name}', at train.py:10" for name in "ab")
+    (cause,) = causes(waits)
+    assert cause.endswith(f"; in their oldest recorded calls, rank 0 calls {mine} and rank 1 calls {theirs}")
+
+
 def test_messages_wait_for_their_other_side():
     states = by_rank(
         seen(0, [waiting("world", 1, 3.0, "recv(float32[4] from rank 1, tag=0)", root=1)], WORLD),

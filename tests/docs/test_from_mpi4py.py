@@ -14,7 +14,8 @@ Probe Iprobe bcast Bcast scatter Scatter Scatterv gather Gather Gatherv Allgathe
 reduce Allreduce allreduce Alltoall Alltoallv Scan Exscan Barrier Reduce_scatter Sendrecv Sendrecv_replace
 Send_init Split Dup Create_cart Sub Shift Get_coords PROC_NULL IN_PLACE DOUBLE Create_vector File Write_at_all
 Spawn Get_parent Disconnect Win Put Get Fence SUM Op Waitall Test Split_type Compute_dims Get_processor_name
-Wtime Abort Finalize Neighbor_alltoall MPIPoolExecutor
+Wtime Abort Finalize Neighbor_alltoall MPIPoolExecutor Allocate Lock Unlock Set_view Write_all Commit Close ROOT
+Get_size to_numpy_dtype py2f test
 """
 
 

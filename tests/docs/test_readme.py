@@ -70,6 +70,33 @@ def test_command_is_one_line_that_sets_up_and_runs(mark, main_part):
     assert re.fullmatch(main_part, run)
 
 
+def test_the_job_prints_what_the_readme_says():
+    command, output = re.search(
+        r"<!-- ci: job -->\n```sh\n.* && (.*)\n```\s+```text\n(.*?)```", README, re.DOTALL
+    ).groups()
+    launcher, *arguments = shlex.split(command)
+    assert launcher == ".venv/bin/meshrun"
+    done = subprocess.run(
+        [sys.executable, *LAUNCHERS["meshrun"], *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    shown, printed = output.splitlines(), done.stdout.splitlines()
+    # All but the losses and the accuracy, which are rounded otherwise by other libraries, and the speed.
+    words = [
+        [re.sub(r"(loss|accuracy) [\d.]+|\d+(?= steps/s|% of)", r"\1", line) for line in lines]
+        for lines in (shown, printed)
+    ]
+    assert words[0] == words[1]
+    losses = [[float(loss) for loss in re.findall(r"loss ([\d.]+)", "\n".join(lines))] for lines in (shown, printed)]
+    assert losses[0] == pytest.approx(losses[1], abs=0.005)
+
+
 def test_ci_runs_the_two_commands():
     listed = subprocess.run(
         ["bash", ROOT / ".ci" / "run", "--commands"], capture_output=True, text=True, timeout=30, check=True

@@ -92,15 +92,21 @@ FOLLOWING = {
 }
 
 
+def different_broadcasts(group):
+    group.broadcast(np.ones(3 + min(group.rank(), 1)), min(group.rank(), 1))
+
+
+FIRST_CALL = f"test_early_returns.py:{different_broadcasts.__code__.co_firstlineno + 1}"
+
+
 def other_call_before(name, known):
     """Both ranks 0 and 1 give in another call than the other; all go on with the same one."""
     group = dist.new_group(group_desc="at odds")
-    rank = group.rank()
     for _ in range(3 if known else 1):
         for count in (3, 4):
             group.broadcast(np.ones(count), 0)
         FOLLOWING[name](group)
-    first = attempt(lambda: group.broadcast(np.ones(3 + min(rank, 1)), min(rank, 1)))
+    first = attempt(lambda: different_broadcasts(group))
     return first, attempt(lambda: FOLLOWING[name](group)), attempt(group.barrier)
 
 
@@ -114,8 +120,12 @@ def test_a_mismatch_is_told_on_all_ranks_in_what_follows(worlds, backend, name, 
         failure = following if first.kind is None else first
         assert failure.kind is dist.DistBackendError, failure
         assert failure.ended_s - last_came_s < loaded(DETECTED_S), failure
-        assert re.search(r"rank 0 calls broadcast\(float64\[3\], root=0\)", failure.message), failure
-        assert re.search(r"ranks? 1.* calls? broadcast\(float64\[4\], root=1\)", failure.message), failure
+        told = re.findall(r"rank 0 call(?:s|ed) broadcast\(float64\[3\], root=0\)(.*)", failure.message)
+        told += re.findall(r"ranks? 1.* call(?:s|ed)? broadcast\(float64\[4\], root=1\)(.*)", failure.message)
+        assert len(told) == 2, failure
+        # A rank that has gone on, as rank 0 has, names the line of its earlier call.
+        assert told[0].startswith(f" at {FIRST_CALL}, then went on to test_early_returns.py:"), failure
+        assert all(line.startswith(f" at {FIRST_CALL}") for line in told), failure
         assert after.kind is dist.DistBackendError, after
 
 
@@ -192,9 +202,13 @@ def all_agree(group):
 
 
 def test_a_mismatch_in_the_last_calls_is_told_at_the_end_of_the_group(worlds):
-    for (warning,) in worlds.world("gloo", 2).run(warnings_at_the_end, others_do_not_call_again):
-        assert warning == (
-            "group 'pair' was destroyed, and the ranks disagree\n  rank 0 calls broadcast(float64[3], root=0)\n"
-            "  rank 1 calls broadcast(float64[4], root=1)"
-        )
+    warned = worlds.world("gloo", 2).run(warnings_at_the_end, others_do_not_call_again)
+    for rank, (warning,) in enumerate(warned):
+        lines = ["" if other else r" at test_early_returns\.py:\d+" for other in (rank != 0, rank != 1)]
+        assert re.fullmatch(
+            "group 'pair' was destroyed, and the ranks disagree\n"
+            rf"  rank 0 called broadcast\(float64\[3\], root=0\){lines[0]}\n"
+            rf"  rank 1 called broadcast\(float64\[4\], root=1\){lines[1]}",
+            warning,
+        ), warning
     assert worlds.world("gloo", 2).run(warnings_at_the_end, all_agree) == [[], []]

@@ -83,7 +83,8 @@ def test_status_shows_who_waits_for_whom_who_has_ended_and_where_the_output_is(t
     assert watching.communicate(timeout=40)[0].splitlines()[-1] == f"{name} has ended"
     code, _, err = status(name)
     assert code == 1
-    assert f"no job '{name}' of this user on this host" in err
+    assert f"there is no job '{name}'" in err
+    assert "pass HOST:PORT for a job elsewhere" in err
 
 
 @pytest.mark.parametrize("interval", ["-1", "inf", "soon"])

@@ -132,6 +132,8 @@ dist.run(main, 2)
     assert lines[0].startswith("run: rank 1 has not sent what rank 0 waits for in recv(float64[4] from rank 1"), err
     assert any(re.search(r"rank 0 is in recv\(.*, at script.py:\d+, for \d.\d s", line) for line in lines)
     assert err.rstrip().endswith("KeyboardInterrupt")
+    frames = re.findall(r'File ".*?([^/"]+)", line', err.partition("Traceback")[2])
+    assert frames == ["script.py", "user_traceback.py"], err
     assert process.returncode == -signal.SIGINT
 
 

@@ -166,7 +166,7 @@ def test_without_a_launcher_the_missing_variables_are_named(make, monkeypatch):
     for name in LAUNCHER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(ValueError, match="MASTER_ADDR, MASTER_PORT, WORLD_SIZE missing"):
+    with pytest.raises(ValueError, match="MASTER_ADDR, MASTER_PORT, WORLD_SIZE are missing"):
         make()
     assert not meshdist.is_initialized()
 

@@ -192,7 +192,7 @@ def test_only_what_belongs_to_the_ended_world_is_lost(shell, capsys):
         shell.run_cell_magic("mesh", "-n 4 --axes dp=2,tp=2", source)
     *_, error, said = raised.value._render_traceback_()
     assert error == "[2] NameError: name 'missing' is not defined"
-    assert said == "The workers are joining a new world: create held, row again; the other variables stay."
+    assert said == "The workers are joining a new world: create `held`, `row` again; the other variables stay."
     shell.run_cell_magic("mesh", "", "del held, row\nkept, mesh.size(), dist.barrier()")
     assert capsys.readouterr().out.splitlines() == ["[0-3] (5, 4, None)"]
     with pytest.raises(RuntimeError) as raised:

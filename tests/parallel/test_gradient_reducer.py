@@ -316,7 +316,7 @@ def test_ranks_with_other_settings_are_refused():
     ("arrays", "options", "told"),
     [
         ({}, {}, "named_arrays is empty"),
-        ({"a": np.zeros(2, int)}, {}, r"named_arrays\['a'\] is of int64, and averages are of floating"),
+        ({"a": np.zeros(2, int)}, {}, r"named_arrays\['a'\] has dtype int64, and only floating-point and complex"),
         ({"a": [1.0]}, {}, r"named_arrays\['a'\] must be an array, got list; use np.array\(named_arrays\['a'\]\)"),
         ([np.zeros(2)], {}, r"must be a dict, or pairs \(name, array\)"),
         ({0: np.zeros(2)}, {}, "the names of parameters must be strings, got 0"),

@@ -112,10 +112,12 @@ def test_calls_that_differ_name_both_and_the_line_of_the_user(said: dict[str, An
 
 def test_ranks_that_do_not_come_are_named(said: dict[str, Any]) -> None:
     late, later, two = said["missing"]
-    assert re.match(r"DistTimeoutError: .*'late' \(rank 0 of 2\): 1 of 2 ranks came within 0.5 s; rank 1 did not", late)
-    assert re.match(r"DistTimeoutError: .*'later' \(rank 1 of 2\): rank 0 did not come within", later)
+    assert re.match(
+        r"DistTimeoutError: .*'late' \(rank 0 of 2\): 1 of 2 ranks joined within 0.5 s; rank 1 did not", late
+    )
+    assert re.match(r"DistTimeoutError: .*'later' \(rank 1 of 2\): rank 0 did not join within", later)
     for text in two:
-        assert re.search(r"2 of 3 ranks came within 0.5 s; rank 2 did not come: all actors of the group call", text)
+        assert re.search(r"2 of 3 ranks joined within 0.5 s; rank 2 did not join: all actors of the group call", text)
 
 
 def test_an_actor_that_leaves_the_group_is_named(said: dict[str, Any]) -> None:

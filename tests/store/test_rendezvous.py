@@ -49,11 +49,11 @@ def test_env_alone_needs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_env_names_all_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="MASTER_ADDR, MASTER_PORT, RANK missing") as raised:
+    with pytest.raises(ValueError, match="MASTER_ADDR, MASTER_PORT, RANK are missing") as raised:
         rendezvous("env://", world_size=2)
     assert "meshrun" in str(raised.value)
     monkeypatch.setenv("MASTER_ADDR", LOOPBACK)
-    with pytest.raises(ValueError, match="rendezvous: MASTER_PORT, WORLD_SIZE missing"):
+    with pytest.raises(ValueError, match="rendezvous: MASTER_PORT, WORLD_SIZE are missing"):
         rendezvous("env://", rank=0)
 
 

@@ -164,8 +164,8 @@ def test_ranks_with_different_layouts_are_told(worlds, backend, of, pair):
     told = worlds.world(backend, 2).run(placed_otherwise, of, pair)
     assert any(said.startswith(f"{of} on group") for said in told)
     assert any(
-        f"all ranks of the mesh must call it with equal arguments and with arrays of one layout; the array of this rank"
-        f" is [{PAIRS[pair][rank]}] of (4, 4)" in said
+        f"all ranks of the mesh must call it with the same arguments and with arrays of one layout; the array of this"
+        f" rank is [{PAIRS[pair][rank]}] of (4, 4)" in said
         for rank, said in enumerate(told)
     )
 

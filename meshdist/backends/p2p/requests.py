@@ -54,6 +54,7 @@ class RecvRequest(Incoming):
             return as_bytes(self.pickle)
         self._error = DistBackendError(f"{self.queue.describe(source)} sent {self._other(num_bytes, dtype)}")
         self._error.is_misfit = True
+        self._error.needs_probe = not dtype.startswith(OBJECTS) and not self._has_place_for(num_bytes, dtype)
         self._error.sent_label = label_of_name(dtype) if self._has_place_for(num_bytes, dtype) else ""
         self.complete()
         return None

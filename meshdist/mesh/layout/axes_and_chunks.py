@@ -11,7 +11,6 @@ from meshdist.system.plurals import counted
 
 def unknown_axis(axis: int | str, described: str, known: Sequence[str]) -> UnknownAxisError:
     """Return the error about a name, or an index, of none of the `known` axes of a mesh, `described` in words."""
-    axes = f"its {'axis is' if len(known) == 1 else 'axes are'} {', '.join(map(repr, known))}"
     meant: list[str] = []
     if isinstance(axis, str):
         from difflib import get_close_matches
@@ -20,7 +19,12 @@ def unknown_axis(axis: int | str, described: str, known: Sequence[str]) -> Unkno
         swapped = [name for name in known if sorted(name.lower()) == sorted(axis.lower())]
         meant = swapped or get_close_matches(axis.lower(), known, n=1)
     hint = f"; did you mean {meant[0]!r}?" if meant else ""
-    return UnknownAxisError(f"unknown axis {axis!r}: this mesh is {described}, {axes}{hint}")
+    return UnknownAxisError(f"unknown axis {axis!r}: {described_axes(described, known)}{hint}")
+
+
+def described_axes(described: str, known: Sequence[str]) -> str:
+    """Return a sentence about a mesh, `described` in words, and the names of its axes."""
+    return f"this mesh is {described}, its {'axis is' if len(known) == 1 else 'axes are'} {', '.join(map(repr, known))}"
 
 
 def checked_names(names: Sequence[str], shape: tuple[int, ...]) -> tuple[str, ...]:

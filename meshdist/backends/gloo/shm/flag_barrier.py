@@ -91,6 +91,8 @@ class FlagBarrier:
 
     # Reports a mismatch if these ranks are part of a larger group: it collects the calls of all of them.
     explain: Callable[[], DistBackendError] | None = None
+    # Returns the line of a call of this rank; see `BackendOptions.line_of_earlier`.
+    line_of_earlier: Callable[[str, int], str] | None = None
 
     def __init__(self, region: SharedRegion, rank: int, num_ranks: int, members: PeerSet) -> None:
         self.step = self.phase = 0
@@ -362,8 +364,10 @@ class FlagBarrier:
             return {number(peer): region.text(peer).decode(errors="replace") for peer in told}
 
         check = CallCheck(number(self.rank), self.members.ranks)
-        earlier = region.call(self.rank, step) if step < self.step else None
-        mine = check.words(signature) if earlier is None else check.words_of_earlier(earlier.decode(errors="replace"))
+        # The calls between this step and the current one took a step each, and are complete: ranks return early from
+        # them, since a call for which this rank waited for all has compared all calls before it.
+        earlier = self._own_earlier(step, self.step - step - 1, went_on=True) if step < self.step else None
+        mine = check.words(signature) if earlier is None else earlier
         return check.explain(mine, len(self.peers), publish, collect, lambda: self._recorded(step))
 
     def disagreement(self) -> str:
@@ -371,13 +375,29 @@ class FlagBarrier:
         step = None if self._words[self.region.line(self.rank, STATE)] else self._mismatched_step()
         if step is None:
             return ""
-        return str(CallCheck(self.members.number(self.rank), self.members.ranks).error(self._recorded(step)))
+        number, calls = self.members.number(self.rank), self._recorded(step)
+        mine = self._own_earlier(step, self.step - step)
+        return str(CallCheck(number, self.members.ranks).error(calls if mine is None else {**calls, number: mine}))
+
+    def _own_earlier(self, step: int, num_later: int, *, went_on: bool = False) -> str | None:
+        """Return the words of the call that this rank made in a step, after which it completed `num_later` calls.
+
+        None if this rank waited for all others in that call.
+        """
+        recorded = self.region.call(self.rank, step)
+        if recorded is None:
+            return None
+        call = recorded.decode(errors="replace")
+        line = "" if self.line_of_earlier is None else self.line_of_earlier(call, num_later)
+        return CallCheck.words_of_earlier(call, line, went_on=went_on)
 
     def _recorded(self, step: int) -> dict[int, str]:
-        """Return the recorded calls of a step, by the number of the rank."""
+        """Return the words of the recorded calls of a step, by the number of the rank."""
         calls = {peer: self.region.call(peer, step) for peer in (self.rank, *self.peers)}
         return {
-            self.members.number(peer): call.decode(errors="replace") for peer, call in calls.items() if call is not None
+            self.members.number(peer): CallCheck.words_of_earlier(call.decode(errors="replace"))
+            for peer, call in calls.items()
+            if call is not None
         }
 
 

@@ -77,6 +77,7 @@ class ShmGroup:
         self._segment = segment
         self.region = SharedRegion(segment, backend.size)
         self.barrier = flag_barrier_class()(self.region, backend.rank, backend.size, members)
+        self.barrier.line_of_earlier = options.line_of_earlier
         self.memories = [Memory(peers.card(rank).pid, options.describe(place)) for place, rank in enumerate(ranks)]
         self.single_copy = self.writes = self.compiled = False
         self.tuning = Tuning(Mode.OFF, None)
