@@ -98,8 +98,8 @@ class ArrayMethods:
         return self._call(np.imag)
 
     def conj(self) -> Any:
-        """Return the complex conjugates."""
-        return self._call(np.conjugate)
+        """Return the complex conjugates; of real numbers, the array itself."""
+        return self._call(np.conjugate) if cast(Any, self).dtype.kind == "c" else self
 
     conjugate = conj
 

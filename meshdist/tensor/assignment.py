@@ -71,7 +71,8 @@ def _checked(value: Any, x: DTensor) -> Any:
         return value
     if isinstance(value, DTensor) or type(value).__module__.partition(".")[0] == "cupy":
         return value
-    array = np.asarray(value)
+    # The numbers of a list must fit the dtype, as one number must; those of an array are cast.
+    array = value if isinstance(value, (np.ndarray, np.generic)) else np.asarray(value, x.dtype)
     return array_module(x.mesh).asarray(array if array.dtype.kind in "biufc" else array.astype(x.dtype))
 
 
@@ -231,4 +232,8 @@ def putmask(a: DTensor, mask: Any, values: Any) -> None:
             f"np.putmask: the array must be a DTensor, with a mask and values of its shape, or one value; got the"
             f" shapes {np.shape(a)}, {np.shape(mask)} and {np.shape(values)}"
         )
+    if np.ndim(values) == 0:
+        _checked(values, a)
+    elif hasattr(values, "dtype") and not np.can_cast(values.dtype, a.dtype, "safe"):
+        raise TypeError(f"Cannot cast array data from {values.dtype!r} to {a.dtype!r} according to the rule 'safe'")
     setitem(a, ..., np.where(mask, values, a).astype(a.dtype))

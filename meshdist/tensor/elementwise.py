@@ -190,7 +190,7 @@ def _into(
     if all(given is not None and given.layout is layout for given in out):
         ufunc(*inputs, out=tuple(given.to_local() for given in out), **masks, **kwargs)
         for given in out:
-            given._origin = origin
+            given._origin, given._undivided = origin, None
         return out[0] if len(out) == 1 else out
     if masked:
         raise ValueError(
@@ -207,6 +207,6 @@ def _into(
         why = f"{changed} is {given.layout.describe(mesh.mesh_dim_names)}"
         local = require(name, made, given.layout, why, f"{name}(...)", may_be_shifted=True)
         np.copyto(given.to_local(), local, casting=kwargs.get("casting", "same_kind"))
-        given._origin = origin if given.layout.pending else None
+        given._origin, given._undivided = origin if given.layout.pending else None, None
         returned.append(given)
     return returned[0] if len(returned) == 1 else tuple(returned)

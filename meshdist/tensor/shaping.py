@@ -76,7 +76,8 @@ def squeeze(a: DTensor, axis: Any = None) -> Any:
     if axis is None:
         dims = {dim for dim, rows in enumerate(a.shape) if rows == 1}
     else:
-        dims = {normalized(dim, a.ndim) for dim in (axis if isinstance(axis, (tuple, list)) else (axis,))}
+        listed = axis if isinstance(axis, (tuple, list)) else () if a.ndim == 0 and axis in (0, -1) else (axis,)
+        dims = {normalized(dim, a.ndim) for dim in listed}
         if any(a.shape[dim] != 1 for dim in dims):
             raise ValueError("cannot select an axis to squeeze out which has size not equal to one")
     key = tuple(0 if dim in dims else FULL for dim in range(a.ndim))

@@ -145,6 +145,8 @@ def _sorted(name: str, a: DTensor, axis: Any, kind: Any, order: Any, stable: boo
     np.sort(np.empty(0), kind=kind)  # an unknown kind is NumPy's error
     if axis is None:
         a, axis = a if a.ndim == 1 else cast(DTensor, np.ravel(cast(Any, a))), 0
+    if a.ndim == 0 and name == "argsort":  # which NumPy takes as an array of one row
+        a = cast(DTensor, np.ravel(cast(Any, a)))
     made = _local_sorted(name, a, axis, {"kind": "stable" if name == "argsort" else kind})
     if made is not None:
         return made
@@ -176,7 +178,10 @@ def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> DTen
     if side not in ("left", "right"):
         raise ValueError(f"search side must be 'left' or 'right' (got {side!r})")
     if sorter is not None:
-        a = np.take(a, sorter)
+        try:
+            a = np.take(a, sorter)
+        except IndexError:
+            raise ValueError("Sorter index out of range.") from None
     a, v = (x if isinstance(x, DTensor) else np.asarray(x) for x in (a, v))
     labels = tuple(range(np.ndim(v)))
     (block, wanted), alignment, mesh = aligned("np.searchsorted", (a, v), (("sorted",), labels), what=("a", "v"))
