@@ -31,18 +31,28 @@ class Sorted(NamedTuple):
     places: Any
 
 
-@lru_cache(maxsize=16)  # arrays of ranks * ranks entries
-def _samples(sizes: tuple[int, ...]) -> tuple[Any, Any, Any]:
+# All ranks see the samples of all blocks: more of each would take memory that grows with the square of the ranks.
+MOST_SAMPLES = 512
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+@lru_cache(maxsize=16)  # arrays of ranks * samples entries
+def samples_of_blocks(sizes: tuple[int, ...]) -> tuple[Any, Any, Any, Any]:
     """Return for the samples of all blocks the block, the position in it, and the rows that it stands for.
 
-    Each block of a group of p gives as many as p samples, at regular distances.
+    And how many samples each block gives: as many as there are blocks, at regular distances. Of more than 512 blocks,
+    each gives 512, and they begin elsewhere in each block: those of equal blocks lie between each other.
     """
     parts = len(sizes)
-    counts = np.minimum(sizes, parts)
+    counts = np.minimum(sizes, min(parts, MOST_SAMPLES))
     blocks = np.repeat(np.arange(parts), counts)
     numbers = np.arange(len(blocks)) - np.repeat(np.cumsum(counts) - counts, counts)
-    rows, of = np.asarray(sizes)[blocks], counts[blocks]
-    return blocks, numbers * rows // np.maximum(of, 1), rows / np.maximum(of, 1)
+    rows, of = np.asarray(sizes)[blocks], np.maximum(counts[blocks], 1)
+    if parts <= MOST_SAMPLES:
+        positions = numbers * rows // of
+    else:
+        positions = ((numbers + blocks * _GOLDEN % 1) * rows / of).astype(np.int64)
+    return blocks, np.minimum(positions, rows - 1), rows / of, counts
 
 
 def sample_sort(
@@ -65,13 +75,14 @@ def sample_sort(
     if not starts[-1]:
         return Sorted(values, places)
 
-    blocks, positions, weights = _samples(sizes)
+    blocks, positions, weights, counts = samples_of_blocks(sizes)
     mine = values[module.asarray(positions[blocks == rank])]
-    given = module.zeros(parts, values.dtype)
+    most = int(counts.max())
+    given = module.zeros(most, values.dtype)
     given[: len(mine)] = mine
     with group.hooks.comparing(words):
-        taken = gathered_rows(given, group).reshape(parts, parts)
-    samples = taken[np.arange(parts) < np.minimum(sizes, parts)[:, None]]
+        taken = gathered_rows(given, group).reshape(parts, most)
+    samples = taken[np.arange(most) < counts[:, None]]
     by_value = samples.argsort(kind="stable")  # equal ones by block and position, since they come in that order
     reached = np.cumsum(weights[by_value])
     # A block begins before the first sample up to which there are as many rows as before the block.
