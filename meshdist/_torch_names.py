@@ -239,6 +239,9 @@ _AXES = ("axis", "axis_name", "dim", "mesh_dim")
 _OF_ALL = "init_process_group and new_group take the timeout of all calls"
 # Keywords that calls do not have: the parameters by which these calls are known, and what to write there.
 _NO_KEYWORDS = (
+    # Those of meshdist.functional, which take lists.
+    (("axis", "dim"), {"x", "op"}, "a list has a block for each rank; {function}_tensor(x, axis=) splits one array"),
+    (("axis", "dim"), {"x", "group"}, "a list has a block for each rank; {function}_single(x, axis=) splits one array"),
     (_AXES, {"group"}, 'along an axis of a mesh: mesh["dp"].{function}(...), or group=mesh["dp"]'),
     (("timeout",), {"tag", "group"}, f"`irecv(...).wait(timeout=...)` limits one wait; {_OF_ALL}"),
     (("timeout",), {"async_op"}, f"`{{function}}(..., async_op=True).wait(timeout=...)` limits one wait; {_OF_ALL}"),

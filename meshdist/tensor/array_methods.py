@@ -113,7 +113,7 @@ class ArrayMethods:
 
     def fill(self, value: Any) -> None:
         """Set all elements to one value."""
-        cast(Any, self)[...] = value
+        method("fill")(self, value)
 
     def take(self, indices: Any, axis: int | None = None, *args: Any, **kwargs: Any) -> Any:
         """Return the elements at indices along a dimension; see `numpy.take`."""

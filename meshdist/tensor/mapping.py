@@ -169,7 +169,7 @@ def _output(result: Any, placements: Any, mesh: DeviceMesh, told: dict[Any, Any]
         raise TypeError(
             "local_map: fn returned None where out_placements has placements; return an array, or pass None"
         )
-    block = as_block(result, mesh)
+    block = as_block(result, mesh, "local_map")
     with PlacementsOf("local_map"):
         ordered = placements_in_order(placements, mesh.shape, mesh.mesh_dim_names)
     found = told.get((key, ordered, block.ndim))

@@ -12,7 +12,6 @@ from placed_arrays import compare, on_meshes, outcome, place
 import meshdist
 from meshdist.tensor import Partial, Replicate, Shard, distribute_tensor
 
-_numpy: Any = np  # whose stubs do not know of DTensors
 FEW_ROWS = ((2,), (3,))  # meshes on which an array of one row has empty blocks
 
 
@@ -89,14 +88,19 @@ def test_searchsorted_refuses_a_sorter_as_numpy_does(case: str) -> None:
     on_meshes(program, meshes=FEW_ROWS)
 
 
+def _masked(x: Any, values: Any) -> Any:
+    np.putmask(x, np.ones(3, bool), values)
+    return x
+
+
 ASSIGNED: dict[str, Callable[[Any], Any]] = {
     "a list that overflows": lambda x: x.__setitem__(slice(None), [300, 1, 2]),
     "a list that fits": lambda x: (x.__setitem__(slice(None), [3, 1, 2]), x)[1],
     "a list of floats": lambda x: (x.__setitem__(slice(None), [3.5, 1, 2]), x)[1],
     "an array": lambda x: (x.__setitem__(slice(None), np.array([300, 1, 2])), x)[1],
-    "putmask, an array": lambda x: np.putmask(x, np.ones(3, bool), np.array([0.5, 1, 2])),
-    "putmask, a number": lambda x: (np.putmask(x, np.ones(3, bool), 1.5), x)[1],
-    "putmask, a complex number": lambda x: np.putmask(x, np.ones(3, bool), 1j),
+    "putmask, an array": lambda x: _masked(x, np.array([0.5, 1, 2])),
+    "putmask, a number": lambda x: _masked(x, 1.5),
+    "putmask, a complex number": lambda x: _masked(x, 1j),
 }
 
 
