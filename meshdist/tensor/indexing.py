@@ -70,12 +70,12 @@ def take(a: Any, indices: Any, axis: int | None = None, out: Any = None, mode: s
         raise ValueError(f"clipmode must be one of 'clip', 'raise', or 'wrap' (got '{mode}')")
     if indices.dtype.kind == "b":
         indices = indices.astype(np.intp)
-    if mode != "raise":
+    if mode != "raise" and rows:
         indices = indices % rows if mode == "wrap" else np.clip(indices, 0, rows - 1)
     others = (*a.shape[:axis], *a.shape[axis + 1 :])
-    if 0 not in a.shape[:axis]:
+    if 0 not in (a.shape[:axis] if rows or mode == "raise" else others):
         taken = getitem(a, along(axis, indices))
-    else:  # NumPy takes any index where the dimensions before leave no elements
+    else:  # NumPy takes any index where the dimensions before leave no elements; in another mode, also those behind
         indices = np.asarray(indices)
         cuts = a.layout.cuts
         layout = ArrayLayout.of_cuts(
@@ -94,6 +94,8 @@ def take(a: Any, indices: Any, axis: int | None = None, out: Any = None, mode: s
 @localizes(np.take)
 def _taken_alike(result: DTensor, a: Any, indices: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(a, DTensor) or axis is None or not a.ndim or a.layout.cuts[axis] is not None:
+        return None
+    if not a.shape[axis]:  # of no rows, NumPy's mode "wrap" counts for ever
         return None
     return None if isinstance(indices, DTensor) else np.take
 

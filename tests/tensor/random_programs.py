@@ -348,7 +348,8 @@ def _by_index(self: Program, at: int, shape: Any, ndim: int, shapes: Any) -> Ste
     dim = axis % max(ndim, 1)
     line = places.reshape((1,) * dim + (-1,) + (1,) * (ndim - dim - 1))
     key = (slice(None),) * dim
-    name = self.one_of(("take_along_axis", "take", "wrap", "clip", "key", "set", "repeat", "split", "compress"))
+    names = ("take_along_axis", "take", "clip", "key", "set", "repeat", "split", "compress")
+    name = self.one_of((*names, "wrap") if rows else names)  # of no rows, NumPy's mode "wrap" counts for ever
     self.log.append(f"{name} {places.tolist()} along {axis}")
 
     def assign(arrays: Sequence[Any]) -> Any:

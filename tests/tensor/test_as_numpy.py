@@ -76,6 +76,19 @@ def test_no_index_is_looked_at_where_nothing_is_taken() -> None:
     on_meshes(program, meshes=FEW_ROWS)
 
 
+@pytest.mark.parametrize("mode", ["clip", "raise"])
+def test_indices_of_a_dimension_without_rows(mode: Any) -> None:
+    def program(mesh: Any, rng: Any) -> None:
+        for shape, axis in (((1, 0, 0), 1), ((1, 0, 2), 1), ((0, 0), 0), ((0, 0), 1), ((5, 0), 0), ((0,), 0)):
+            for layout in ({"a": Shard(0)}, {"a": Shard(len(shape) - 1)}, {}):
+                for _ in range(2):  # the second call is remembered
+                    compare(lambda x: np.take(x, [3], axis, mode=mode), [np.zeros(shape)], [layout], mesh, shape)  # noqa: B023
+        for _ in range(2):  # where NumPy does not return
+            assert np.take(place(np.zeros((1, 0, 0)), mesh, {}), [3], 1, mode="wrap").shape == (1, 1, 0)
+
+    on_meshes(program, meshes=((2,),))
+
+
 SORTERS: dict[str, Any] = {"beyond": [3, 0, 9], "below": [0, -4, 1], "fitting": [2, 0, 1]}
 
 
