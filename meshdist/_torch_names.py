@@ -112,6 +112,12 @@ _INSTEAD = {
     **dict.fromkeys(("Work.Testall", "Work.testall"), "write `all(work.is_completed() for work in works)`"),
     **{f"tensor.{name}": f"write `from meshdist import {name}`" for name in ("DeviceMesh", "init_device_mesh")},
     "tensor.distribute_module": "there are no modules; `distribute_tensor` places one parameter",
+    **{
+        f"tensor.{name}": "write `distribute_tensor(array, mesh, placements)`, with src_data_rank=None if all ranks"
+        " have it"
+        for name in ("array", "asarray", "asanyarray")
+    },
+    "tensor.identity": "write `eye(n, mesh=mesh, placements=placements)`",
     "tensor.rand": "write `random(seed).random(shape, mesh=mesh, placements=placements)`",
     "tensor.randn": "write `random(seed).standard_normal(shape, mesh=mesh, placements=placements)`",
     "DeviceMesh.rank": "`get_local_rank()` is the rank along the axis, `get_rank()` that in the world",

@@ -141,6 +141,12 @@ MESSAGES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
 }
 
 
+@pytest.mark.parametrize(("name", "said"), [("array", "write `distribute_tensor"), ("identity", r"write `eye\(n")])
+def test_names_of_numpy_that_are_not_there(name: str, said: str) -> None:
+    with pytest.raises(AttributeError, match=said):
+        getattr(meshdist.tensor, name)
+
+
 @pytest.mark.parametrize("case", MESSAGES)
 def test_messages_say_what_to_write(case: str) -> None:
     call, error, said = MESSAGES[case]
