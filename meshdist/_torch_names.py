@@ -126,6 +126,12 @@ _INSTEAD = {
     **dict.fromkeys(("Work.Testall", "Work.testall"), "write `all(work.is_completed() for work in works)`"),
     **{f"tensor.{name}": f"write `from meshdist import {name}`" for name in ("DeviceMesh", "init_device_mesh")},
     "tensor.distribute_module": "there are no modules; `distribute_tensor` places one parameter",
+    **{
+        f"tensor.{name}": "write `distribute_tensor(array, mesh, placements)`, with src_data_rank=None if all ranks"
+        " have it"
+        for name in ("array", "asarray", "asanyarray")
+    },
+    "tensor.identity": "write `eye(n, mesh=mesh, placements=placements)`",
     "tensor.rand": "write `random(seed).random(shape, mesh=mesh, placements=placements)`",
     "tensor.randn": "write `random(seed).standard_normal(shape, mesh=mesh, placements=placements)`",
     "DeviceMesh.rank": "`get_local_rank()` is the rank along the axis, `get_rank()` that in the world",
@@ -253,6 +259,9 @@ _AXES = ("axis", "axis_name", "dim", "mesh_dim")
 _OF_ALL = "init_process_group and new_group take the timeout of all calls"
 # Keywords that calls do not have: the parameters by which these calls are known, and what to write there.
 _NO_KEYWORDS = (
+    # Those of meshdist.functional, which take lists.
+    (("axis", "dim"), {"x", "op"}, "a list has a block for each rank; {function}_tensor(x, axis=) splits one array"),
+    (("axis", "dim"), {"x", "group"}, "a list has a block for each rank; {function}_single(x, axis=) splits one array"),
     (_AXES, {"group"}, 'along an axis of a mesh: mesh["dp"].{function}(...), or group=mesh["dp"]'),
     (("timeout",), {"tag", "group"}, f"`irecv(...).wait(timeout=...)` limits one wait; {_OF_ALL}"),
     (("timeout",), {"async_op"}, f"`{{function}}(..., async_op=True).wait(timeout=...)` limits one wait; {_OF_ALL}"),

@@ -55,6 +55,7 @@ from meshdist.collectives.scatter import scatter as _scatter
 from meshdist.collectives.tree_calls import gathered, gathered_on, joined_trees, reduced
 from meshdist.groups.world import resolve
 from meshdist.runtime.context import GroupLike
+from meshdist.system.name_hints import explaining
 
 __all__ = [
     "all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all", "all_to_all_single", "broadcast", "exscan",
@@ -363,6 +364,7 @@ def scatter(
     return y
 
 
+@explaining
 def reduce_scatter(x: Sequence[Any], op: Op = ReduceOp.SUM, group: GroupLike = None) -> Array:
     """Return this rank's array of the reduction of lists of arrays over the group.
 
@@ -419,6 +421,7 @@ def reduce_scatter_tensor(
     return y
 
 
+@explaining
 def all_to_all(x: Sequence[Any], group: GroupLike = None) -> list[Array]:
     """Send `x[i]` to rank i, and return the arrays that the ranks send to this one.
 

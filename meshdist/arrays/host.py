@@ -147,13 +147,16 @@ def label_in(dtype: np.dtype[Any]) -> str:
     return names[0] if names and dtype.fields is not None and dtype.fields[names[0]][2:] == (_LABELLED,) else ""
 
 
-def check_dtype(array: Array, name: str) -> None:
-    """Raise TypeError for an unsupported dtype: objects, texts, structures, dates."""
+def check_dtype(array: Array, name: str, hint: str | None = None) -> None:
+    """Raise TypeError for an unsupported dtype: objects, texts, structures, dates.
+
+    The message ends with `hint`; None: that for messages and collectives.
+    """
     dtype = array.dtype
     # Extension dtypes such as ml_dtypes.bfloat16 have kind void, but are registered with NumPy (2).
     if (dtype.kind in "biufc" or dtype.isbuiltin == 2) and not dtype.hasobject:
         return
-    hint = _HINTS.get(dtype.kind, "")
+    hint = _HINTS.get(dtype.kind, "") if hint is None else hint
     raise TypeError(
         f"{name} has the unsupported dtype {dtype}; supported are bool, the integer, floating-point and complex"
         f" dtypes, and those of ml_dtypes, such as bfloat16 and float8_e4m3fn{hint.format(name=name)}"

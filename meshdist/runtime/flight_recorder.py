@@ -10,6 +10,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import PurePath
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
@@ -67,7 +68,12 @@ def facts_of(call: Call, group: str, label: str, timeout_s: float) -> CallFacts:
 
 
 def _kinds(buffers: Any) -> list[tuple[str, tuple[int, ...]]]:
-    return [(array.dtype.name, array.shape) for array in each(buffers)]
+    return [(_name(array.dtype), array.shape) for array in each(buffers)]
+
+
+@lru_cache(1000)  # NumPy makes the name anew each time, in a microsecond: a call may have an array for each rank
+def _name(dtype: Any) -> str:
+    return str(dtype.name)
 
 
 class FlightRecorder:

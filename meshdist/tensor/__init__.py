@@ -33,7 +33,7 @@ from meshdist.tensor import (
     sorting,
     whole_arrays,
 )
-from meshdist.tensor.array_creation import arange, empty, full, linspace, ones, zeros
+from meshdist.tensor.array_creation import arange, empty, eye, full, linspace, ones, zeros
 from meshdist.tensor.dispatch import implicit_redistribution
 from meshdist.tensor.distribution import distribute_tensor
 from meshdist.tensor.dtensor import DTensor
@@ -54,6 +54,7 @@ __all__ = [
     "arange",
     "distribute_tensor",
     "empty",
+    "eye",
     "full",
     "halo",
     "implicit_redistribution",

@@ -15,6 +15,7 @@ from meshdist.tensor.array_reductions import PENDING, REDUCE_OPS, identity_of, j
 from meshdist.tensor.dispatch import implements, refuse
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import wrap
+from meshdist.tensor.index_keys import normalized
 from meshdist.tensor.operands import as_operand, checked_out, mesh_of, require, written
 
 
@@ -95,7 +96,9 @@ def _exscan(total: Any, ufunc: np.ufunc, axis: int, mesh: DeviceMesh, words: str
 
 def _running(ufunc: np.ufunc) -> Callable[..., Any]:
     def function(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
-        if axis is None and np.ndim(a) != 1:
+        if not np.ndim(a):
+            axis = 0 if axis is None else normalized(axis, 1)
+        if np.ndim(a) == 0 or (axis is None and np.ndim(a) != 1):
             a = np.ravel(a)
         return accumulate(ufunc, a, 0 if axis is None else axis, dtype, out)
 
@@ -111,6 +114,7 @@ def _cumulative(function: Any, ufunc: np.ufunc) -> None:
     ) -> Any:
         if include_initial:
             refuse(f"{name}(include_initial=True)")
+        x = x if np.ndim(x) else np.ravel(x)
         if axis is None and np.ndim(x) != 1:
             raise ValueError("For arrays which have more than one dimension ``axis`` argument is required.")
         return accumulate(ufunc, x, axis or 0, dtype, out)

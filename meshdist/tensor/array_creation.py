@@ -1,7 +1,8 @@
-"""Arrays made in place on the ranks of a mesh, without messages: zeros, ones, full, empty, arange, and their likes."""
+"""Arrays made in place on the ranks of a mesh, without messages: zeros, ones, full, eye, arange, and their likes."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -61,6 +62,39 @@ def _fill(array: DTensor, value: Any) -> None:
         array._local[...] = value
     else:
         array[...] = value
+
+
+@explaining
+def eye(
+    n: int,
+    m: int | None = None,
+    k: int = 0,
+    dtype: Any = float,
+    *,
+    mesh: DeviceMesh,
+    placements: Placements | None = None,
+) -> DTensor:
+    """Return a matrix with ones on a diagonal and zeros elsewhere, as `numpy.eye`.
+
+    Args:
+        n: The number of rows.
+        m: The number of columns; None: as many.
+        k: Which diagonal: 0 is the main one, positive ones are above it.
+        dtype: Of the result.
+        mesh: Where the array is placed.
+        placements: See `distribute_tensor`.
+
+    Raises:
+        PlacementError: A placement is Partial.
+    """
+    k = operator.index(k)
+    layout = layout_on("eye", mesh, checked_shape((n, n if m is None else m)), placements)
+    if layout.pending:
+        raise PlacementError(f"eye: placements must not be Partial, got {list(layout.placements)}")
+    rows, columns = layout.index(coordinate_in(mesh))
+    num_rows, num_columns = layout.local_shape(coordinate_in(mesh))
+    # Row i has its one in column i + k; both are counted from the first of the block.
+    return wrap(array_module(mesh).eye(num_rows, num_columns, k + rows.start - columns.start, dtype), layout, mesh)
 
 
 @explaining

@@ -157,6 +157,12 @@ class ArrayLayout:
             for rows, cut in zip(self.shape, self.cuts, strict=True)
         )
 
+    def starts(self, dim: int) -> tuple[int, ...]:
+        """Return the first row of every block of a dimension that is cut, and the number of its rows at the end."""
+        starts = self._starts[dim]
+        assert starts is not None, f"dimension {dim} is not cut"
+        return starts
+
     def coordinates(self) -> Iterator[tuple[int, ...]]:
         """Return the coordinates of all ranks, in row-major order."""
         return product(*map(range, self.mesh_shape))

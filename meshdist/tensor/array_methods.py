@@ -98,8 +98,8 @@ class ArrayMethods:
         return self._call(np.imag)
 
     def conj(self) -> Any:
-        """Return the complex conjugates."""
-        return self._call(np.conjugate)
+        """Return the complex conjugates; of real numbers, the array itself."""
+        return self._call(np.conjugate) if cast(Any, self).dtype.kind == "c" else self
 
     conjugate = conj
 
@@ -113,7 +113,7 @@ class ArrayMethods:
 
     def fill(self, value: Any) -> None:
         """Set all elements to one value."""
-        cast(Any, self)[...] = value
+        method("fill")(self, value)
 
     def take(self, indices: Any, axis: int | None = None, *args: Any, **kwargs: Any) -> Any:
         """Return the elements at indices along a dimension; see `numpy.take`."""

@@ -12,7 +12,9 @@ from meshdist.tensor.dispatch import INTEGERS, NUMBERS
 from meshdist.tensor.known_calls import known_ufuncs
 
 
-def _binary(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
+def _binary(ufunc: np.ufunc, unknown: Callable[[Any, Any], Any] | None = None) -> Callable[[Any, Any], Any]:
+    unknown = unknown or ufunc
+
     # The result of operands that lie right is known from the first time; the rest is for the implementation.
     def operator(self: Any, other: Any) -> Any:
         kind = type(other)
@@ -24,9 +26,24 @@ def _binary(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
             layout = known_ufuncs.get((ufunc, self._layout, None))
             if layout is not None:
                 return self._wrapped(ufunc(self._local, other), layout, self._mesh)
-        return ufunc(self, other)
+        return unknown(self, other)
 
     return operator
+
+
+def is_incomparable(other: Any) -> bool:
+    """Return whether an operand is None, or text, or dates: what equals no number, and what no ufunc compares."""
+    if isinstance(other, (str, bytes, list, tuple)):
+        other = np.asarray(other)
+    return other is None or (isinstance(other, (np.ndarray, np.generic)) and other.dtype.kind in "USM")
+
+
+def _equal(self: Any, other: Any) -> Any:
+    return np.logical_and(self, np.zeros(np.shape(other), bool)) if is_incomparable(other) else np.equal(self, other)
+
+
+def _not_equal(self: Any, other: Any) -> Any:
+    return np.logical_or(self, np.ones(np.shape(other), bool)) if is_incomparable(other) else np.not_equal(self, other)
 
 
 def _matmul(self: Any, other: Any) -> Any:
@@ -124,7 +141,7 @@ class ArrayOperators:
     __irshift__ = _in_place(np.right_shift)
     __lt__, __le__ = _binary(np.less), _binary(np.less_equal)
     __gt__, __ge__ = _binary(np.greater), _binary(np.greater_equal)
-    __eq__, __ne__ = _binary(np.equal), _binary(np.not_equal)
+    __eq__, __ne__ = _binary(np.equal, _equal), _binary(np.not_equal, _not_equal)
     __neg__, __pos__, __abs__ = _unary(np.negative), _unary(np.positive), _unary(np.absolute)
     __invert__ = _unary(np.invert)
 

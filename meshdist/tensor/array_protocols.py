@@ -17,10 +17,8 @@ from meshdist.tensor.dispatch import (
     deferring,
     implementation_of,
     implementation_of_ufunc,
-    method,
-    name_of_ufunc,
-    refuse,
 )
+from meshdist.tensor.dispatch import method as array_method
 from meshdist.tensor.known_calls import called, known_ufuncs
 from meshdist.tensor.placements import PlacementError
 
@@ -55,6 +53,7 @@ class ArrayProtocols:
     _layout: ArrayLayout
     _mesh: DeviceMesh
     _origin: Origin
+    _undivided: Any
 
     __array_priority__ = 1000
 
@@ -69,6 +68,7 @@ class ArrayProtocols:
         array._layout = layout
         array._mesh = mesh
         array._origin = origin
+        array._undivided = None
         return array
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
@@ -96,7 +96,7 @@ class ArrayProtocols:
             return NotImplemented
         implementation = implementation_of_ufunc(ufunc, method)
         if implementation is None:
-            refuse(name_of_ufunc(ufunc, method))
+            return array_method("ufunc_on_whole_arrays")(ufunc, method, inputs, kwargs)
         made = implementation(ufunc, *inputs, **kwargs)
         if type(made) is type(self) and not made._layout.pending:
             return made
@@ -107,7 +107,7 @@ class ArrayProtocols:
             return NotImplemented
         implementation = implementation_of(func)
         if implementation is None:
-            return method("on_whole_arrays")(func, args, kwargs)
+            return array_method("on_whole_arrays")(func, args, kwargs)
         return called(func, implementation, args, kwargs, self)
 
     if not TYPE_CHECKING:  # for a type checker, it would make every attribute one of an array

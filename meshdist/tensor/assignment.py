@@ -39,11 +39,7 @@ _NAME = "x[key] = value"
 @implements("__setitem__")
 def setitem(x: DTensor, key: Any, value: Any) -> None:
     """Do `x[key] = value`."""
-    if x.layout.pending:
-        raise PlacementError(
-            f"{_NAME}: the array is {x.layout.describe(x.mesh.mesh_dim_names)}, a reduction still to be computed,"
-            " of which no rank holds the elements; write x = x.redistribute(...) to placements without Partial first"
-        )
+    _refuse_pending(_NAME, x)
     known = remembered_key(key)
     if known is not None and type(value) in NUMBERS and view_layout(x.layout, known) is not None:
         x.to_local()[key] = value
@@ -64,6 +60,21 @@ def setitem(x: DTensor, key: Any, value: Any) -> None:
         x.to_local()[part.key] = block
 
 
+def _refuse_pending(name: str, x: DTensor) -> None:
+    if x.layout.pending:
+        raise PlacementError(
+            f"{name}: the array is {x.layout.describe(x.mesh.mesh_dim_names)}, a reduction still to be computed,"
+            " of which no rank holds the elements; write x = x.redistribute(...) to placements without Partial first"
+        )
+
+
+@implements("fill")
+def fill(x: DTensor, value: Any) -> None:
+    """Do `x.fill(value)`."""
+    _refuse_pending("x.fill", x)
+    setitem(x, ..., value)
+
+
 def _checked(value: Any, x: DTensor) -> Any:
     """Return a value to set as a number, an array or a DTensor; raise on all ranks for what does not fit the dtype."""
     if type(value) in NUMBERS:
@@ -71,7 +82,8 @@ def _checked(value: Any, x: DTensor) -> Any:
         return value
     if isinstance(value, DTensor) or type(value).__module__.partition(".")[0] == "cupy":
         return value
-    array = np.asarray(value)
+    # The numbers of a list must fit the dtype, as one number must; those of an array are cast.
+    array = value if isinstance(value, (np.ndarray, np.generic)) else np.asarray(value, x.dtype)
     return array_module(x.mesh).asarray(array if array.dtype.kind in "biufc" else array.astype(x.dtype))
 
 
@@ -212,6 +224,7 @@ def copyto(dst: DTensor, src: Any, casting: str = "same_kind", where: Any = True
     """Assign `src` to an array, where a mask is true; see `numpy.copyto`."""
     if not isinstance(dst, DTensor):
         raise TypeError("np.copyto: the destination must be a DTensor where the source or the mask is one")
+    _refuse_pending("np.copyto", dst)
     dtype = (
         src.dtype if hasattr(src, "dtype") else np.min_scalar_type(src) if np.ndim(src) == 0 else np.asarray(src).dtype
     )
@@ -231,4 +244,9 @@ def putmask(a: DTensor, mask: Any, values: Any) -> None:
             f"np.putmask: the array must be a DTensor, with a mask and values of its shape, or one value; got the"
             f" shapes {np.shape(a)}, {np.shape(mask)} and {np.shape(values)}"
         )
+    _refuse_pending("np.putmask", a)
+    if np.ndim(values) == 0:
+        _checked(values, a)
+    elif hasattr(values, "dtype") and not np.can_cast(values.dtype, a.dtype, "safe"):
+        raise TypeError(f"Cannot cast array data from {values.dtype!r} to {a.dtype!r} according to the rule 'safe'")
     setitem(a, ..., np.where(mask, values, a).astype(a.dtype))

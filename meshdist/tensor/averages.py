@@ -14,6 +14,7 @@ from meshdist.tensor.array_reductions import NOT_GIVEN, nansum, reduce, reduced_
 from meshdist.tensor.dispatch import implements, may_redistribute, refuse
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, wrap
+from meshdist.tensor.index_keys import normalized
 from meshdist.tensor.index_parts import uncut
 from meshdist.tensor.index_space import trailing
 from meshdist.tensor.operands import aligned, as_operand, checked_out, mesh_of, require, resolved, written
@@ -51,9 +52,15 @@ def _is_any(count: Any, condition: Callable[[Any], Any]) -> bool:
 
 
 def _divided(total: DTensor, count: Any) -> DTensor:
-    """Return `total`, divided in place by a number or by an array that is sharded the same way."""
+    """Return `total`, divided in place by a number or by an array that is sharded the same way.
+
+    A pending sum that is divided by a number keeps its undivided part, so that the whole sum is divided in the end.
+    """
     total = total if total.dtype.kind in "fc" else resolved(total)
     local = total.to_local()
+    is_number = not isinstance(count, DTensor) and np.ndim(count) == 0
+    if total.layout.pending and total.dtype.char != "e" and is_number and count > 0:
+        total._undivided = local.copy(), count
     divisor = count.to_local() if isinstance(count, DTensor) else count
     np.true_divide(local, divisor, out=local, casting="unsafe")
     return total
@@ -69,7 +76,7 @@ def mean(
 ) -> Any:
     """Return the mean over dimensions, as a pending sum where they are sharded; see `numpy.mean`."""
     a = as_operand("np.mean", a, mesh_of("np.mean", (a, out, where)))
-    out, keepdims = checked_out("np.mean", out), _given(keepdims, False)
+    out, keepdims, axis = checked_out("np.mean", out), _given(keepdims, False), _checked_axis(a, axis)
     mask = _mask("np.mean", where, a)
     count = _count(a, axis, keepdims, mask)
     if _is_any(count, lambda number: number == 0):
@@ -83,6 +90,11 @@ def mean(
     return written("np.mean", _cast(resolved(result), np.float16) if is_half else result, out, "unsafe")
 
 
+def _checked_axis(a: DTensor, axis: Any) -> Any:
+    """Return `axis`; raise as NumPy's averages do, but not its sums, for a dimension of an array without dimensions."""
+    return normalized(axis, 0) if not a.ndim and axis is not None and not isinstance(axis, tuple) else axis
+
+
 def _variance(
     name: str, a: Any, axis: Any, dtype: Any, out: Any, ddof: Any, keepdims: Any, where: Any, mean: Any, correction: Any
 ) -> DTensor:
@@ -93,7 +105,7 @@ def _variance(
             raise ValueError("ddof and correction can't be provided simultaneously.")
         ddof = correction
     a = resolved(as_operand(name, a, mesh_of(name, (a, out, where))))
-    mask = _mask(name, where, a)
+    axis, mask = _checked_axis(a, axis), _mask(name, where, a)
     count = _count(a, axis, keepdims, mask)
     if _is_any(count, lambda number: ddof >= number):
         warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=3)
@@ -174,7 +186,7 @@ def average(a: Any, axis: Any = None, weights: Any = None, returned: bool = Fals
     """Return the weighted average over dimensions, and with `returned` the sum of the weights; see `numpy.average`."""
     mesh = mesh_of("np.average", (a, weights))
     a, keepdims = as_operand("np.average", a, mesh), _given(keepdims, False)
-    dims = reduced_dims(a.ndim, axis)
+    dims = reduced_dims(a.ndim, _checked_axis(a, axis))
     if weights is None:
         result = mean(a, axis, keepdims=keepdims)
         if not returned:
@@ -224,6 +236,8 @@ def _of_numbers(name: str, of_all: Any) -> Any:
         if a.dtype.kind in "fc":
             where = kwargs.pop("where", True)
             kwargs["where"] = ~np.isnan(a) if where is True or where is NOT_GIVEN else ~np.isnan(a) & where
+            reduced_dims(a.ndim, axis)
+            axis = axis if a.ndim else None  # as in NumPy's sums, of which these are made
         return of_all(a, axis, dtype, out, ddof, keepdims, **kwargs)
 
     return function

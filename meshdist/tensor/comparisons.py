@@ -11,6 +11,7 @@ import numpy as np
 
 from meshdist.tensor.agreement import words_of
 from meshdist.tensor.array_layout import ArrayLayout, is_whole
+from meshdist.tensor.array_operators import is_incomparable
 from meshdist.tensor.array_reductions import (
     NOT_GIVEN,
     hashable_axis,
@@ -63,6 +64,8 @@ def array_equiv(a1: Any, a2: Any) -> bool:
 
 def _are_equal(name: str, a1: Any, a2: Any, equal_nan: bool) -> bool:
     mesh = mesh_of(name, (a1, a2))
+    if is_incomparable(a1) or is_incomparable(a2):
+        return 0 in np.broadcast_shapes(np.shape(a1), np.shape(a2))
     a, b = as_operand(name, a1, mesh), as_operand(name, a2, mesh)
     same = np.equal(a, b)
     if equal_nan and a.dtype.kind in "fc" and b.dtype.kind in "fc":

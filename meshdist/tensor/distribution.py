@@ -40,20 +40,45 @@ def array_module(mesh: DeviceMesh) -> Any:
     return cupy_module()
 
 
-def as_block(array: Any, mesh: DeviceMesh) -> Any:
-    """Return `array` as a block on this mesh: in its memory, without a copy where it lies there."""
-    module = array_module(mesh)
+def as_block(array: Any, mesh: DeviceMesh, name: str = "") -> Any:
+    """Return `array` as a block on this mesh: in its memory, without a copy where it lies there.
+
+    Messages begin with `name`, which was called with the array.
+    """
+    module, call = array_module(mesh), f"{name}: " if name else ""
     if isinstance(array, DTensor):
-        raise TypeError("expected an array that is not distributed yet, got a DTensor; use its redistribute")
+        raise TypeError(
+            f"{call}expected an array that is not distributed yet, got a DTensor; write x.redistribute(placements) for"
+            " other placements, and x.to_local() for this rank's block"
+        )
     if isinstance(array, np.ma.MaskedArray):
-        raise TypeError("a masked array cannot be distributed, since its mask would be lost; use its filled(value)")
+        raise TypeError(
+            f"{call}a masked array cannot be distributed, since its mask would be lost; use its filled(value)"
+        )
     if isinstance(array, np.ndarray):
-        check_dtype(array, "array")
+        check_supported(array.dtype, f"{call}array")
     if isinstance(array, module.ndarray):
         return array if type(array) is module.ndarray else module.asarray(array)
     if module is np:
-        return as_array(array, "array") if hasattr(array, "dtype") and np.ndim(array) else np.asarray(array)
+        made = as_array(array, "array") if hasattr(array, "dtype") and np.ndim(array) else np.asarray(array)
+        check_supported(made.dtype, f"{call}array")
+        return made
     return module.asarray(array)
+
+
+def check_supported(dtype: np.dtype[Any], what: str) -> None:
+    """Raise TypeError for a dtype that arrays over a mesh cannot have: texts, objects, dates, structures."""
+    hint = _INSTEAD.get(dtype.kind)
+    check_dtype(np.empty(0, dtype), what, None if hint is None else f"; {hint}")
+
+
+_TEXTS = (
+    "encode texts and objects as numbers, for example by np.unique(array, return_inverse=True), or keep a NumPy array"
+    " on each rank, which broadcast_object_list and scatter_object_list send"
+)
+# By the kind of an unsupported dtype: what to do instead.
+_INSTEAD = dict.fromkeys("OUST", _TEXTS) | dict.fromkeys("Mm", "pass array.view('int64'), the counts of its unit")
+_INSTEAD["V"] = "make an array of each field: array['name']"
 
 
 def layout_on(name: str, mesh: DeviceMesh, shape: Sequence[int], placements: Placements | None) -> ArrayLayout:
@@ -131,9 +156,9 @@ def distribute_tensor(
     with PlacementsOf("distribute_tensor"):
         ordered = placements_in_order(placements, mesh.shape, mesh.mesh_dim_names)
     if src_data_rank is None or size == 1:
-        whole = as_block(array, mesh)
+        whole = as_block(array, mesh, "distribute_tensor")
     else:
-        given = None if array is None else as_block(array, mesh)
+        given = None if array is None else as_block(array, mesh, "distribute_tensor")
         shape, dtype = _agreed(given, ordered, mesh, src_data_rank)
         with PlacementsOf("distribute_tensor"):
             layout = ArrayLayout.of(shape, mesh.shape, ordered)
@@ -233,7 +258,7 @@ def from_local(
 ) -> DTensor:
     refuse_deferring("DTensor.from_local", local)
     coordinate = coordinate_in(mesh)
-    block = as_block(local, mesh)
+    block = as_block(local, mesh, "DTensor.from_local")
     if shape is None:
         with PlacementsOf("DTensor.from_local"):
             ordered = placements_in_order(placements, mesh.shape, mesh.mesh_dim_names)
@@ -332,7 +357,7 @@ def from_callback(
         raise PlacementError(f"DTensor.from_callback: placements must not be Partial, got {list(layout.placements)}")
     index = layout.index(coordinate_in(mesh))
     wanted = layout.local_shape(coordinate_in(mesh))
-    block = array_module(mesh).asarray(as_block(fn(index), mesh), dtype)
+    block = array_module(mesh).asarray(as_block(fn(index), mesh, "DTensor.from_callback"), dtype)
     if block.shape != wanted:
         raise ValueError(
             f"DTensor.from_callback: fn({index}) must return an array of shape {wanted}, got {block.shape}"

@@ -21,7 +21,17 @@ from meshdist.tensor.index_space import (
     trailing,
 )
 from meshdist.tensor.known_calls import remember_ufunc
-from meshdist.tensor.operands import NO_DTENSOR_OUT, aligned, as_operand, may_pass, mesh_of, origin_among, require
+from meshdist.tensor.operands import (
+    aligned,
+    as_operand,
+    may_pass,
+    mesh_of,
+    origin_among,
+    redistribution_text,
+    refuse_plain_out,
+    require,
+)
+from meshdist.tensor.placements import PlacementError
 
 _PASSES: dict[np.ufunc, Passes] = {
     np.add: additive,
@@ -54,7 +64,7 @@ def call(
         refuse(name)
     outs = tuple(given for given in out or () if given is not None)
     if any(not isinstance(given, DTensor) for given in outs):
-        raise TypeError(NO_DTENSOR_OUT.format(name=name))
+        refuse_plain_out(name, outs[0] is inputs[0])
     masked = where is not True
     # A masked call leaves what is in `out`, which is an operand then.
     operands = (*inputs, *((where, *outs) if masked else ()))
@@ -190,12 +200,15 @@ def _into(
     if all(given is not None and given.layout is layout for given in out):
         ufunc(*inputs, out=tuple(given.to_local() for given in out), **masks, **kwargs)
         for given in out:
-            given._origin = origin
+            given._origin, given._undivided = origin, None
         return out[0] if len(out) == 1 else out
     if masked:
-        raise ValueError(
-            f"{name}: out= with where= must be placed as the result is, {layout.describe(mesh.mesh_dim_names)};"
-            f" got {' and '.join(repr(given) for given in out)}"
+        given = next(given for given in out if given is not None and given.layout is not layout)
+        names = mesh.mesh_dim_names
+        raise PlacementError(
+            f"{name}: with where=, out= must have the placements of the result, which is {layout.describe(names)};"
+            f" out= is {given.layout.describe(names)}. Write out ="
+            f" {redistribution_text('out', given, layout)}, before the call"
         )
     results = ufunc(*inputs, **kwargs)
     returned = []
@@ -207,6 +220,6 @@ def _into(
         why = f"{changed} is {given.layout.describe(mesh.mesh_dim_names)}"
         local = require(name, made, given.layout, why, f"{name}(...)", may_be_shifted=True)
         np.copyto(given.to_local(), local, casting=kwargs.get("casting", "same_kind"))
-        given._origin = origin if given.layout.pending else None
+        given._origin, given._undivided = origin if given.layout.pending else None, None
         returned.append(given)
     return returned[0] if len(returned) == 1 else tuple(returned)

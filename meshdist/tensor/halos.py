@@ -115,7 +115,7 @@ def map_overlap(
     block = with_ghosts("map_overlap", local, x.layout, x.mesh, widths, widths, rings)
     if block is local:  # fn may write into its argument, or return it
         block = local.copy()
-    result = as_block(fn(block), x.mesh)
+    result = as_block(fn(block), x.mesh, "map_overlap")
     if result.shape != block.shape:
         raise ValueError(
             f"map_overlap: fn must return an array of the shape of its argument, got {result.shape} for"

@@ -11,7 +11,7 @@ from meshdist.tensor.array_reductions import reduced_dims
 from meshdist.tensor.dispatch import implements
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
-from meshdist.tensor.index_arrays import gathered, masked, without_masks
+from meshdist.tensor.index_arrays import checked_indices, gathered, masked, without_masks
 from meshdist.tensor.index_keys import FULL, Entry, along, fancy, is_array, is_mask, normalized, parsed, remembered_key
 from meshdist.tensor.index_parts import taken, taken_before, uncut, view_layout
 from meshdist.tensor.index_space import moved_by_others
@@ -61,7 +61,7 @@ def take(a: Any, indices: Any, axis: int | None = None, out: Any = None, mode: s
         whole = np.asarray(a) if not hasattr(a, "ndim") else a
         a = wrap(array_module(out.mesh).asarray(whole), layout_of(whole, out.mesh), out.mesh)
     if axis is None or a.ndim == 0:
-        a, axis = np.reshape(a, -1), axis or 0
+        a, axis = np.reshape(a, -1), 0 if axis is None else axis
     axis = normalized(axis, a.ndim)
     rows = a.shape[axis]
     if not hasattr(indices, "ndim"):
@@ -70,12 +70,12 @@ def take(a: Any, indices: Any, axis: int | None = None, out: Any = None, mode: s
         raise ValueError(f"clipmode must be one of 'clip', 'raise', or 'wrap' (got '{mode}')")
     if indices.dtype.kind == "b":
         indices = indices.astype(np.intp)
-    if mode != "raise":
+    if mode != "raise" and rows:
         indices = indices % rows if mode == "wrap" else np.clip(indices, 0, rows - 1)
     others = (*a.shape[:axis], *a.shape[axis + 1 :])
-    if 0 not in a.shape[:axis]:
+    if 0 not in (a.shape[:axis] if rows or mode == "raise" else others):
         taken = getitem(a, along(axis, indices))
-    else:  # NumPy takes any index where the dimensions before leave no elements
+    else:  # NumPy takes any index where the dimensions before leave no elements; in another mode, also those behind
         indices = np.asarray(indices)
         cuts = a.layout.cuts
         layout = ArrayLayout.of_cuts(
@@ -94,6 +94,8 @@ def take(a: Any, indices: Any, axis: int | None = None, out: Any = None, mode: s
 @localizes(np.take)
 def _taken_alike(result: DTensor, a: Any, indices: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(a, DTensor) or axis is None or not a.ndim or a.layout.cuts[axis] is not None:
+        return None
+    if not a.shape[axis]:  # of no rows, NumPy's mode "wrap" counts for ever
         return None
     return None if isinstance(indices, DTensor) else np.take
 
@@ -119,6 +121,8 @@ def take_along_axis(arr: Any, indices: Any, axis: int | None = -1) -> DTensor:
         shape = np.broadcast_shapes(*map(tuple, shapes))
     except ValueError as error:
         raise IndexError(f"shape mismatch: {error}") from None
+    if 0 not in shape:  # as NumPy, which looks at no index where nothing is taken
+        checked_indices(arr.shape, [axis], [indices])
     labels = [("rows" if dim == axis else dim for dim in range(arr.ndim)), range(arr.ndim)]
     what = ("arr", "indices")
     blocks, alignment, mesh = aligned(
@@ -176,7 +180,7 @@ def extract(condition: Any, arr: Any) -> DTensor:
 def compress(condition: Any, a: DTensor, axis: int | None = None) -> DTensor:
     """Return the rows where a condition is true, which may be shorter than the dimension; see `numpy.compress`."""
     if axis is None or not a.ndim:
-        a, axis = cast(DTensor, np.ravel(cast(Any, a))), axis or 0
+        a, axis = cast(DTensor, np.ravel(cast(Any, a))), 0 if axis is None else axis
     (dim,) = reduced_dims(a.ndim, axis)
     if np.ndim(condition) != 1:
         raise ValueError("condition must be a 1-d array")

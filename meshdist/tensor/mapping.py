@@ -169,7 +169,7 @@ def _output(result: Any, placements: Any, mesh: DeviceMesh, told: dict[Any, Any]
         raise TypeError(
             "local_map: fn returned None where out_placements has placements; return an array, or pass None"
         )
-    block = as_block(result, mesh)
+    block = as_block(result, mesh, "local_map")
     with PlacementsOf("local_map"):
         ordered = placements_in_order(placements, mesh.shape, mesh.mesh_dim_names)
     found = told.get((key, ordered, block.ndim))
@@ -227,12 +227,15 @@ def apply_along_axis(func1d: Callable[..., Any], axis: int, arr: DTensor, *args:
     layout = arr.layout.resolved().uncut((dim,))
     block = require("np.apply_along_axis", arr, layout, "the function needs whole lines")
     # A rank without lines calls the function once, for the shape and the dtype of what it returns.
-    lines = block
-    if 0 in (*block.shape[:dim], *block.shape[dim + 1 :]):
-        lines = array_module(arr.mesh).ones([arr.shape[dim] if at == dim else 1 for at in range(arr.ndim)], arr.dtype)
-    made = array_module(arr.mesh).apply_along_axis(func1d, dim, lines, *args, **kwargs)
+    module, lines = array_module(arr.mesh), block
+    has_lines = 0 not in (*block.shape[:dim], *block.shape[dim + 1 :])
+    if not has_lines:
+        lines = module.ones([arr.shape[dim] if at == dim else 1 for at in range(arr.ndim)], arr.dtype)
+    made = module.apply_along_axis(func1d, dim, lines, *args, **kwargs)
     inner = made.shape[dim : made.ndim - (arr.ndim - dim - 1)]
     shape = (*arr.shape[:dim], *inner, *arr.shape[dim + 1 :])
     cuts = (*layout.cuts[:dim], *[None] * len(inner), *layout.cuts[dim + 1 :])
     result = ArrayLayout.of_cuts(shape, layout.mesh_shape, cuts, {})
-    return wrap(made[tuple(map(slice, result.local_shape(coordinate_in(arr.mesh))))], result, arr.mesh)
+    if not has_lines:
+        made = module.empty(result.local_shape(coordinate_in(arr.mesh)), made.dtype)
+    return wrap(made, result, arr.mesh)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -20,10 +20,19 @@ from meshdist.tensor.moves import move
 from meshdist.tensor.placements import PlacementError, placements_text
 from meshdist.tensor.redistribution_search import plan
 
-NO_DTENSOR_OUT = (
-    "{name}: out=, or what an in-place operator changes, must be a DTensor where an operand is one; write y = y + x in"
-    " place of y += x, or use x.full()"
-)
+
+def refuse_plain_out(name: str, is_in_place: bool = False) -> NoReturn:
+    """Raise for an `out=` that is no DTensor where an operand is one; or for a plain array changed in place."""
+    if is_in_place:
+        raise TypeError(
+            f"{name}: an operator in place, such as y += x, would write a DTensor x into a plain array y; write"
+            " y = y + x, which makes y a DTensor, or y += x.full()"
+        )
+    raise TypeError(
+        f"{name}: out= must be a DTensor where an operand is one, as the result is; pass the whole arrays x.full() as"
+        " operands to write into a plain array"
+    )
+
 
 STENCIL = (
     ". For a stencil, in which the arrays are shifted slices of one array, write it on the whole array with"
@@ -171,12 +180,19 @@ def redistribution_text(what: str, array: DTensor, target: ArrayLayout) -> str:
 
 
 def require(
-    name: str, array: DTensor, target: ArrayLayout, why: str, what: str = "x", may_be_shifted: bool = False
+    name: str,
+    array: DTensor,
+    target: ArrayLayout,
+    why: str,
+    what: str = "x",
+    may_be_shifted: bool = False,
+    advised: ArrayLayout | None = None,
 ) -> Any:
     """Return this rank's block of `array` in the layout `target`, for an operation that needs it there.
 
     Computing pending reductions and splitting further are allowed; anything else needs `implicit_redistribution`.
-    Messages say `why`, and call the array `what`; with `may_be_shifted` they name what to write for stencils, too.
+    Messages say `why`, and call the array `what`; with `may_be_shifted` they name what to write for stencils, too. They
+    advise the layout `advised` in place of the target, if it is given.
 
     Raises:
         PlacementError: What is sharded would have to move.
@@ -188,7 +204,7 @@ def require(
     if not is_free and not may_redistribute.get():
         raise PlacementError(
             f"{name}: {why}, and {what} is {array.layout.describe(array.mesh.mesh_dim_names)}. Call"
-            f" {redistribution_text(what, array, target)}; or allow it within a `with"
+            f" {redistribution_text(what, array, advised or target)}; or allow it within a `with"
             f" meshdist.tensor.implicit_redistribution():` block"
             f"{STENCIL * (may_be_shifted and are_shifted(array.layout, target))}"
         )
@@ -225,7 +241,7 @@ def checked_out(name: str, out: Any, shape: Sequence[int] | None = None) -> DTen
     if given is None:
         return None
     if not isinstance(given, DTensor):
-        raise TypeError(NO_DTENSOR_OUT.format(name=name))
+        refuse_plain_out(name)
     if shape is not None and given.shape != tuple(shape):
         raise ValueError(f"{name}: out= must have the shape {tuple(shape)} of the result, got {given.shape}")
     return given
@@ -247,5 +263,5 @@ def written(name: str, result: DTensor, out: DTensor | None, casting: Any = "sam
     where = out.layout.describe(out.mesh.mesh_dim_names)
     local = require(name, result, out.layout, f"out= is {where}", f"{name}(...)", may_be_shifted=True)
     out.to_local()[...] = local.astype(out.dtype, copy=False)
-    out._origin = result._origin if out.layout.pending else None
+    out._origin, out._undivided = result._origin if out.layout.pending else None, None
     return out

@@ -114,7 +114,7 @@ def _reduced(
     # NumPy says what it does not take.
     probe = np.zeros([0 if rows == 0 else 1 for rows in a.shape], a.dtype)
     with np.errstate(all="ignore"):
-        made = function(probe, axis=dims if a.ndim else None, keepdims=keepdims)
+        made = function(probe, axis=dims if a.ndim else axis, keepdims=keepdims)
     a = resolved(a)
     kept = without_dims(a.layout.uncut(dims), dims, keepdims)
     if np.ndim(made) != len(leading) + kept.ndim:
@@ -279,7 +279,7 @@ def _weighted(function: Any, name: str, args: Any, weights: Any) -> DTensor:
     source = a.layout.uncut(dims)
     why = "a weighted quantile needs whole lines"
     block, of_block = (require(name, x, source, why, what) for x, what in ((a, "x"), (weights, "weights")))
-    options = {"axis": dims if a.ndim else None, "method": method, "keepdims": keepdims}
+    options = {"axis": dims if a.ndim else axis, "method": method, "keepdims": keepdims}
     if 0 in a.shape:
         block, of_block = (np.ones(a.shape, x.dtype) for x in (a, weights))  # NumPy says what that is
     elif 0 in block.shape:

@@ -154,13 +154,12 @@ def placements_in_order(
         return tuple(ordered)
     if isinstance(placements, (Shard, Replicate, Partial)):
         placements = (placements,)
-    try:
-        listed = tuple(map(_checked, placements))
-    except TypeError as error:
+    if isinstance(placements, (str, type)) or not hasattr(placements, "__iter__"):
         raise TypeError(
             "placements: expected one of Shard, Replicate and Partial for each axis, as a list in mesh order or a dict"
-            f" by axis, got {placements!r}"
-        ) from error
+            f" by axis, got {placements!r}{_meant(placements)}"
+        )
+    listed = tuple(map(_checked, placements))
     if len(listed) != len(mesh_shape):
         axes = counted(len(mesh_shape), "axis", "axes") if names is None else f"the axes {', '.join(map(repr, names))}"
         raise PlacementError(
@@ -174,11 +173,18 @@ def _checked(placement: Any) -> Placement:
     if isinstance(placement, (Replicate, Partial)):
         return placement
     if not isinstance(placement, Shard):
-        hint = f"; did you mean Shard({placement})?" if type(placement) is int else ""
-        raise TypeError(f"placements: expected a Shard, Replicate or Partial, got {placement!r}{hint}")
+        raise TypeError(f"placements: expected a Shard, Replicate or Partial, got {placement!r}{_meant(placement)}")
     if placement.sizes is not None and len(GIVEN_SIZES) < _MOST_GIVEN:
         GIVEN_SIZES[placement.sizes] = None
     return placement
+
+
+def _meant(given: Any) -> str:
+    if type(given) is int:
+        return f"; did you mean Shard({given})?"
+    if given is Shard or given is Replicate or given is Partial:
+        return f"; did you mean {given.__name__}({'0' * (given is Shard)})?"
+    return ""
 
 
 def _axis(axis: Any, mesh_shape: Sequence[int], names: Sequence[str] | None) -> int:

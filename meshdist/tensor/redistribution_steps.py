@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -193,18 +194,40 @@ class Pairwise(Step):
     def parts_from(self, coordinate: Coordinate) -> list[tuple[int, Block]]:
         """Return what the rank at `coordinate` gets: the sender's number among `axes`, and the part of the array."""
         wanted = self.target.index(coordinate)
-        peers = self._peers(coordinate, 1)
+        peers = self._peers(coordinate, 1, self._numbers(self.source, wanted))
         return self._parts((peer, overlap(wanted, self.source.index(peer))) for peer in peers)
 
     def parts_to(self, coordinate: Coordinate) -> list[tuple[int, Block]]:
         """Return what the rank at `coordinate` sends: the number of the receiver among `axes`, and the part."""
         own = self.source.index(coordinate)
-        peers = self._peers(coordinate, -1)
+        peers = self._peers(coordinate, -1, self._numbers(self.target, own))
         return self._parts((peer, overlap(own, self.target.index(peer))) for peer in peers)
 
-    def _peers(self, coordinate: Coordinate, sign: int) -> Iterator[Coordinate]:
-        """Return the coordinates of the other ranks from which this one gets (sign 1), or to which it sends (-1)."""
+    def _numbers(self, layout: ArrayLayout, part: Block) -> range | None:
+        """Return the places along the only axis of the step at which blocks of `layout` overlap a part of the array.
+
+        None: any, since there are several axes, or others cut the same dimension.
+        """
+        if len(self.held) != 1 or self.spread:
+            return None
+        for dim, cut in enumerate(layout.cuts):
+            if cut is not None and cut.axes == self.held:
+                starts = layout.starts(dim)
+                return range(max(bisect_right(starts, part[dim].start) - 1, 0), bisect_left(starts, part[dim].stop))
+        return None
+
+    def _peers(self, coordinate: Coordinate, sign: int, numbers: range | None) -> Iterator[Coordinate]:
+        """Return the coordinates of the other ranks from which this one gets (sign 1), or to which it sends (-1).
+
+        Of a step along one axis, `numbers` are the places along it that matter; None: all.
+        """
         shape = self.source.mesh_shape
+        if numbers is not None:
+            (axis,) = self.held
+            for number in numbers:
+                if number != coordinate[axis]:
+                    yield (*coordinate[:axis], number, *coordinate[axis + 1 :])
+            return
         own_held, own_spread = number_in(self.held, coordinate, shape), number_in(self.spread, coordinate, shape)
         total = math.prod(shape[axis] for axis in self.spread)
         for number, places in enumerate(product(*(range(shape[axis]) for axis in self.held))):

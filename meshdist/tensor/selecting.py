@@ -7,10 +7,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from meshdist.arrays.host import check_dtype
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.dispatch import NUMBERS, implements
-from meshdist.tensor.distribution import array_module
+from meshdist.tensor.distribution import array_module, check_supported
 from meshdist.tensor.dtensor import DTensor, wrap
 from meshdist.tensor.elementwise import call
 from meshdist.tensor.index_space import Passes, States, anything, linear_in_first, together
@@ -50,7 +49,7 @@ def astype(
     del subok
     dtype = np.dtype(dtype)
     if dtype.kind not in "biufc":
-        check_dtype(np.empty(0, dtype), "astype: the result")
+        check_supported(dtype, "astype: the result")
     if not np.can_cast(x.dtype, dtype, casting):  # type: ignore[arg-type]
         np.empty((), x.dtype).astype(dtype, casting=casting)  # type: ignore[call-overload]  # raises
     layout = x.layout

@@ -76,7 +76,8 @@ def squeeze(a: DTensor, axis: Any = None) -> Any:
     if axis is None:
         dims = {dim for dim, rows in enumerate(a.shape) if rows == 1}
     else:
-        dims = {normalized(dim, a.ndim) for dim in (axis if isinstance(axis, (tuple, list)) else (axis,))}
+        listed = axis if isinstance(axis, (tuple, list)) else () if a.ndim == 0 and axis in (0, -1) else (axis,)
+        dims = {normalized(dim, a.ndim) for dim in listed}
         if any(a.shape[dim] != 1 for dim in dims):
             raise ValueError("cannot select an axis to squeeze out which has size not equal to one")
     key = tuple(0 if dim in dims else FULL for dim in range(a.ndim))
@@ -147,7 +148,7 @@ def reshape(
     block = a.to_local()
     if lying is not a.layout:
         why = f"to reshape {a.shape} to {whole} would move elements between ranks"
-        block = require("np.reshape", a, lying, why)
+        block = require("np.reshape", a, lying, why, advised=_understandable(a.layout, lying))
         cuts, _ = _cuts_of_shape(lying, whole)
     layout = ArrayLayout.of_cuts(whole, a.layout.mesh_shape, cuts, a.layout.pending)
     local = block.reshape(layout.local_shape(coordinate_in(a.mesh)))
@@ -215,6 +216,15 @@ def _cuts_of_shape(layout: ArrayLayout, shape: tuple[int, ...]) -> tuple[list[Cu
         cuts[new] = Cut(cut.axes, tuple(size * row // new_row for size in fitting))
         lying[dim] = Cut(cut.axes, fitting)
     return cuts, layout.with_cuts(lying)
+
+
+def _understandable(layout: ArrayLayout, lying: ArrayLayout) -> ArrayLayout:
+    """Return what to write in place of the layout `lying`: where one rank would get all rows, all ranks get them."""
+    cuts = [
+        None if cut is not None and cut is not old and cut != old and max(cut.sizes) == sum(cut.sizes) else cut
+        for old, cut in zip(layout.cuts, lying.cuts, strict=True)
+    ]
+    return lying.with_cuts(cuts)
 
 
 def _in_units(sizes: Sequence[int], unit: int) -> tuple[int, ...]:

@@ -31,18 +31,28 @@ class Sorted(NamedTuple):
     places: Any
 
 
-@lru_cache(maxsize=16)  # arrays of ranks * ranks entries
-def _samples(sizes: tuple[int, ...]) -> tuple[Any, Any, Any]:
+# All ranks see the samples of all blocks: more of each would take memory that grows with the square of the ranks.
+MOST_SAMPLES = 512
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+@lru_cache(maxsize=16)  # arrays of ranks * samples entries
+def samples_of_blocks(sizes: tuple[int, ...]) -> tuple[Any, Any, Any, Any]:
     """Return for the samples of all blocks the block, the position in it, and the rows that it stands for.
 
-    Each block of a group of p gives as many as p samples, at regular distances.
+    And how many samples each block gives: as many as there are blocks, at regular distances. Of more than 512 blocks,
+    each gives 512, and they begin elsewhere in each block: those of equal blocks lie between each other.
     """
     parts = len(sizes)
-    counts = np.minimum(sizes, parts)
+    counts = np.minimum(sizes, min(parts, MOST_SAMPLES))
     blocks = np.repeat(np.arange(parts), counts)
     numbers = np.arange(len(blocks)) - np.repeat(np.cumsum(counts) - counts, counts)
-    rows, of = np.asarray(sizes)[blocks], counts[blocks]
-    return blocks, numbers * rows // np.maximum(of, 1), rows / np.maximum(of, 1)
+    rows, of = np.asarray(sizes)[blocks], np.maximum(counts[blocks], 1)
+    if parts <= MOST_SAMPLES:
+        positions = numbers * rows // of
+    else:
+        positions = ((numbers + blocks * _GOLDEN % 1) * rows / of).astype(np.int64)
+    return blocks, np.minimum(positions, rows - 1), rows / of, counts
 
 
 def sample_sort(
@@ -65,13 +75,14 @@ def sample_sort(
     if not starts[-1]:
         return Sorted(values, places)
 
-    blocks, positions, weights = _samples(sizes)
+    blocks, positions, weights, counts = samples_of_blocks(sizes)
     mine = values[module.asarray(positions[blocks == rank])]
-    given = module.zeros(parts, values.dtype)
+    most = int(counts.max())
+    given = module.zeros(most, values.dtype)
     given[: len(mine)] = mine
     with group.hooks.comparing(words):
-        taken = gathered_rows(given, group).reshape(parts, parts)
-    samples = taken[np.arange(parts) < np.minimum(sizes, parts)[:, None]]
+        taken = gathered_rows(given, group).reshape(parts, most)
+    samples = taken[np.arange(most) < counts[:, None]]
     by_value = samples.argsort(kind="stable")  # equal ones by block and position, since they come in that order
     reached = np.cumsum(weights[by_value])
     # A block begins before the first sample up to which there are as many rows as before the block.
@@ -145,6 +156,8 @@ def _sorted(name: str, a: DTensor, axis: Any, kind: Any, order: Any, stable: boo
     np.sort(np.empty(0), kind=kind)  # an unknown kind is NumPy's error
     if axis is None:
         a, axis = a if a.ndim == 1 else cast(DTensor, np.ravel(cast(Any, a))), 0
+    if a.ndim == 0 and name == "argsort":  # which NumPy takes as an array of one row
+        a = cast(DTensor, np.ravel(cast(Any, a)))
     made = _local_sorted(name, a, axis, {"kind": "stable" if name == "argsort" else kind})
     if made is not None:
         return made
@@ -176,7 +189,10 @@ def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> DTen
     if side not in ("left", "right"):
         raise ValueError(f"search side must be 'left' or 'right' (got {side!r})")
     if sorter is not None:
-        a = np.take(a, sorter)
+        try:
+            a = np.take(a, sorter)
+        except IndexError:
+            raise ValueError("Sorter index out of range.") from None
     a, v = (x if isinstance(x, DTensor) else np.asarray(x) for x in (a, v))
     labels = tuple(range(np.ndim(v)))
     (block, wanted), alignment, mesh = aligned("np.searchsorted", (a, v), (("sorted",), labels), what=("a", "v"))

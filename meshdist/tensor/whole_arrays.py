@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from meshdist.tensor.array_layout import ArrayLayout
-from meshdist.tensor.dispatch import implements, name_of, refuse
+from meshdist.tensor.dispatch import implements, name_of, name_of_ufunc, refuse
 from meshdist.tensor.dtensor import DTensor, wrap
 from meshdist.tensor.operands import mesh_of
 
@@ -26,7 +26,25 @@ def on_whole_arrays(function: Callable[..., Any], args: Any, kwargs: Any) -> Any
     Raises:
         TypeError: An array is sharded or pending, or the function writes a file.
     """
-    name, arrays = name_of(function), []
+    if function in _WRITE_FILES:
+        refuse(name_of(function))
+    return _on_whole_arrays(name_of(function), function, args, kwargs)
+
+
+@implements("ufunc_on_whole_arrays")
+def ufunc_on_whole_arrays(ufunc: np.ufunc, method: str, args: Any, kwargs: Any) -> Any:
+    """Call a method of a ufunc that has no rule, `outer`, `reduceat` or `at`, on the blocks of whole arrays.
+
+    `at` changes the array, which every rank has: all change theirs. Nothing is sent.
+
+    Raises:
+        TypeError: An array is sharded or pending.
+    """
+    return _on_whole_arrays(name_of_ufunc(ufunc, method), getattr(ufunc, method), args, kwargs)
+
+
+def _on_whole_arrays(name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    arrays: list[DTensor] = []
 
     def block_of(value: Any) -> Any:
         if isinstance(value, DTensor):
@@ -45,8 +63,6 @@ def on_whole_arrays(function: Callable[..., Any], args: Any, kwargs: Any) -> Any
             return wrap(value, layout, mesh)
         return _mapped(placed, value)
 
-    if function in _WRITE_FILES:
-        refuse(name)
     blocks, named = block_of(tuple(args)), block_of(kwargs)
     if not arrays:  # but for `like=`, which is not among the arguments
         refuse(name)

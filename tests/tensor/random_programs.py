@@ -323,6 +323,54 @@ def _finding(self: Program, at: int, shape: Any, ndim: int, shapes: Any) -> Step
     return steps[name]
 
 
+def _lines(self: Program, at: int, shape: Any, ndim: int, shapes: Any) -> Step:
+    """A function of each line, whose results have other dimensions than the line at times."""
+    axis = self.axis(ndim, tuples=False, none=False) or 0
+    name = self.one_of(("twice", "sum", "square", "few", "two", "none"))
+    self.log.append(f"{name} of lines along {axis}")
+    functions: dict[str, Callable[[Any], Any]] = {
+        "twice": lambda line: line * 2,
+        "sum": lambda line: line.sum(),
+        "square": lambda line: line[:, None] * line[:2],
+        "few": lambda line: np.concatenate([line, line])[:5],
+        "two": lambda line: np.zeros((2, 3)) + len(line),
+        "none": lambda line: line[:0],
+    }
+    return lambda arrays: np.apply_along_axis(functions[name], axis, arrays[at])
+
+
+def _by_index(self: Program, at: int, shape: Any, ndim: int, shapes: Any) -> Step:
+    """Plain indices, of which one is not among the rows at times: every rank must raise, also one without elements."""
+    axis = self.axis(ndim, tuples=False, none=False) or 0
+    rows = shape[axis] if ndim else 1
+    most = rows - 1 + self.one_of((0, 0, 1))
+    places = np.array([self.integer(-rows, most) for _ in range(self.integer(1, 3))]) if rows else np.zeros(1, int)
+    dim = axis % max(ndim, 1)
+    line = places.reshape((1,) * dim + (-1,) + (1,) * (ndim - dim - 1))
+    key = (slice(None),) * dim
+    names = ("take_along_axis", "take", "clip", "key", "set", "repeat", "split", "compress")
+    name = self.one_of((*names, "wrap") if rows else names)  # of no rows, NumPy's mode "wrap" counts for ever
+    self.log.append(f"{name} {places.tolist()} along {axis}")
+
+    def assign(arrays: Sequence[Any]) -> Any:
+        made = np.copy(arrays[at])
+        made[(*key, places)] = 3
+        return made
+
+    steps: dict[str, Step] = {
+        "take_along_axis": lambda arrays: np.take_along_axis(arrays[at], line, axis),
+        "take": lambda arrays: np.take(arrays[at], places, axis),
+        "wrap": lambda arrays: np.take(arrays[at], places + 3, axis, mode="wrap"),
+        "clip": lambda arrays: np.take(arrays[at], places + 3, axis, mode="clip"),
+        "key": lambda arrays: arrays[at][(*key, places)],
+        "set": assign,
+        "repeat": lambda arrays: np.repeat(arrays[at], places, axis),
+        "split": lambda arrays: np.split(arrays[at], len(places) + 1, axis)[0],
+        "compress": lambda arrays: np.compress(np.arange(most + 1) == most, arrays[at], axis),
+    }
+    return steps[name]
+
+
 STEPS: dict[str, Callable[..., Step]] = {
     "unary": _unary,
     "binary": _binary,
@@ -340,6 +388,8 @@ STEPS: dict[str, Callable[..., Step]] = {
     "statistic": _statistic,
     "counting": _counting,
     "finding": _finding,
+    "lines": _lines,
+    "by index": _by_index,
 }
 
 

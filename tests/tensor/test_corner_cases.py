@@ -341,6 +341,20 @@ def test_what_a_large_mesh_sends_takes_few_looks_at_blocks(
     assert len(looks) < 5_000
 
 
+@pytest.mark.parametrize("source", [Shard(0), Shard(0, sizes=(0, 8192) + (0, 0) * 2047)])
+def test_the_parts_of_an_exchange_on_a_large_mesh_take_few_looks_at_blocks(
+    source: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layouts = [ArrayLayout.of((8192,), (4096,), [placement]) for placement in (source, Shard(0, (1, 3) * 2048))]
+    (step,) = plan(*layouts).steps
+    looks = []
+    index = ArrayLayout.index
+    monkeypatch.setattr(ArrayLayout, "index", lambda self, at: looks.append(at) or index(self, at))  # type: ignore[func-returns-value]
+    assert step.parts_from((2001,))  # type: ignore[attr-defined]
+    assert len(step.parts_to((2,))) <= 3  # type: ignore[attr-defined]
+    assert len(looks) < 20
+
+
 POWERS: dict[str, Callable[[Any], Any]] = {
     "x ** -1": lambda x: x**-1,
     "x ** -2": lambda x: x**-2,

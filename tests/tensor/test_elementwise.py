@@ -159,7 +159,7 @@ def test_in_place_and_out() -> None:
             match=r"y = y [+] x does not, is \(5, 3\) as .* Call redistribute\(.*\) on np.add\(...\), which sends",
         ):
             y += x
-        with pytest.raises(TypeError, match="must be a DTensor where an operand is one; write y = y"):
+        with pytest.raises(TypeError, match="must be a DTensor where an operand is one"):
             np.add(x, 1, out=np.zeros((5, 3)))
         with pytest.raises(ValueError, match="out= must have the shape"):
             np.add(x, 1, out=placed(np.zeros(5)))

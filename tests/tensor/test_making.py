@@ -22,6 +22,7 @@ from meshdist.tensor import (
     arange,
     distribute_tensor,
     empty,
+    eye,
     full,
     ones,
     zeros,
@@ -96,6 +97,35 @@ def test_a_block_is_not_copied() -> None:
         return DTensor.from_local(block, mesh_2x2(), {"dp": Shard(0)}, shape=(4, 2)).to_local() is block
 
     assert all(meshdist.run(program, 4))
+
+
+@pytest.mark.parametrize("arguments", [(5,), (5, 3), (3, 7, 2), (4, 4, -3), (2, 3, 9), (0,), (3, 0)])
+def test_ones_on_a_diagonal(arguments: tuple[int, ...]) -> None:
+    def program() -> None:
+        mesh = mesh_2x2()
+        cuts: list[Any] = [{}, {"tp": Shard(0)}, {"dp": Shard(1), "tp": Shard(0)}, {"dp": Shard(0), "tp": Shard(0)}]
+        with mesh.account() as account:
+            made = [eye(*arguments, dtype=dtype, mesh=mesh, placements=cut) for cut in cuts for dtype in (float, bool)]
+        assert account.total().calls == 0
+        for x in made:
+            wanted = np.eye(*arguments, dtype=x.dtype)
+            assert (x.dtype, x.shape) == (wanted.dtype, wanted.shape)
+            assert np.array_equal(x.full(), wanted)
+
+    meshdist.run(program, 4)
+
+
+def test_bad_diagonals() -> None:
+    def program() -> None:
+        mesh = mesh_2x2()
+        with pytest.raises(PlacementError, match="eye: placements must not be Partial"):
+            eye(3, mesh=mesh, placements={"dp": Partial()})
+        with pytest.raises(ValueError, match="negative dimensions"):
+            eye(-1, mesh=mesh)
+        with pytest.raises(TypeError):
+            eye(3, k=0.5, mesh=mesh)  # type: ignore[arg-type]
+
+    meshdist.run(program, 4)
 
 
 def test_made_in_place() -> None:

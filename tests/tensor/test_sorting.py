@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from array_layouts import values
-from placed_arrays import assert_same, cases, on_meshes, placed
+from placed_arrays import assert_same, cases, compare, layout_for, on_meshes, placed
 
 import meshdist
-from meshdist.tensor import Partial, PlacementError, Shard, distribute_tensor
+from meshdist.tensor import Partial, PlacementError, Shard, distribute_tensor, sorting
 
 DTYPES = [float, np.int64, bool, np.float32, complex, np.uint8]
 
@@ -110,3 +112,31 @@ def test_bad_arguments():
                 call()
 
     meshdist.run(program, 2)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_few_samples_of_many_ranks(most, monkeypatch):
+    monkeypatch.setattr(sorting, "MOST_SAMPLES", most)
+    sorting.samples_of_blocks.cache_clear()
+
+    def program(mesh, rng):
+        for rows in (0, 3, 40, 97):
+            for whole in (rng.integers(-5, 5, rows), rng.random(rows), np.zeros(rows), np.arange(float(rows))[::-1]):
+                layout = layout_for(rng, whole, mesh, partial=False)
+                compare(np.sort, [whole], [layout], mesh)
+                compare(partial(np.argsort, kind="stable"), [whole], [layout], mesh)
+
+    try:
+        on_meshes(program, meshes=((2,), (5,), (2, 3)))
+    finally:
+        sorting.samples_of_blocks.cache_clear()
+
+
+def test_the_samples_of_a_large_mesh_do_not_grow_with_its_square():
+    blocks, positions, weights, counts = sorting.samples_of_blocks((3_000,) * 2_000)
+    assert len(blocks) == len(positions) == 2_000 * 512 == counts.sum()
+    assert weights.sum() == pytest.approx(6_000_000)
+    assert ((positions >= 0) & (positions < 3_000)).all()
+    assert (np.diff(positions)[np.diff(blocks) == 0] > 0).all()
+    few = sorting.samples_of_blocks((4, 0, 2) * 10_000)[3]
+    assert few.max() == 4

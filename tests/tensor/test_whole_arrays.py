@@ -35,6 +35,10 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "apply_over_axes": lambda a, v: np.apply_over_axes(np.sum, a, [0, 1]),
     "a part": lambda a, v: np.rot90(a)[0],
     "two calls": lambda a, v: np.vander(v, 3) @ np.diagflat(v[:3]),
+    "add.outer": lambda a, v: np.add.outer(a, v),
+    "multiply.outer with a plain array": lambda a, v: np.multiply.outer([1, 2], v),
+    "add.reduceat": lambda a, v: np.add.reduceat(v, [0, 2]),
+    "maximum.reduceat": lambda a, v: np.maximum.reduceat(a, np.array([0, 1]), axis=1),
     "shares_memory": lambda a, v: np.shares_memory(a, v),
 }
 
@@ -67,11 +71,21 @@ def test_results_are_numpys_and_nothing_is_sent(case: str) -> None:
 
 
 @pytest.mark.parametrize("placement", [Shard(0), Partial()])
-@pytest.mark.parametrize("call", [np.unwrap, lambda v: np.kron(VECTOR, v), lambda v: np.block([[v, VECTOR]])])
+@pytest.mark.parametrize(
+    "call",
+    [
+        np.unwrap,
+        lambda v: np.kron(VECTOR, v),
+        lambda v: np.block([[v, VECTOR]]),
+        lambda v: np.add.outer(v, VECTOR),
+        lambda v: np.add.at(v, [0], 1),
+        lambda v: np.add.reduceat(v, [0, 2]),
+    ],
+)
 def test_what_is_sharded_or_pending_is_refused(placement: Any, call: Any) -> None:
     def program() -> None:
         v = distribute_tensor(VECTOR, mesh_2x2(), {"tp": placement}, None)
-        with pytest.raises(TypeError, match=r"np\.\w+ is not available for DTensors; use x.full"):
+        with pytest.raises(TypeError, match=r"np\.[\w.]+ is not available for DTensors; use x.full"):
             call(v)
 
     meshdist.run(program, 4, timeout=30)
@@ -86,6 +100,12 @@ def test_what_an_argument_becomes() -> None:
         assert np.choose([0, 1, 0], [x[1], x[2]], out=out) is out
         assert out.full().tolist() == [1, 3, 3]
         assert np.real_if_close(x) is x
+        changed: Any = np.add.at(x, ([0, 0], [1, 1]), 5)
+        assert changed is None
+        assert x.full()[0, 1] == 11
+        outer = distribute_tensor(np.zeros((3, 3)), x.mesh, {}, None)
+        assert np.add.outer(x[1], x[1], out=outer) is outer
+        assert outer.full()[2, 2] == 6
 
     meshdist.run(program, 4, timeout=30)
 
@@ -97,7 +117,6 @@ def test_what_stays_refused() -> None:
             for call in (
                 lambda: np.save(Path(folder) / "x", x),
                 lambda: np.zeros(3, like=x),
-                lambda: np.add.outer(x, x),
             ):
                 with pytest.raises(TypeError, match="is not available for DTensors"):
                     call()

@@ -1,0 +1,167 @@
+"""What errors of arrays over a mesh say: the call, what it got, and what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from placed_arrays import mesh_2x2, place
+
+import meshdist
+from meshdist import functional
+from meshdist.tensor import DTensor, Partial, PlacementError, Replicate, Shard, distribute_tensor, local_map, zeros
+
+_numpy: Any = np  # whose stubs do not know of DTensors
+WHOLE = np.arange(12.0).reshape(4, 3)
+
+
+def _pending(mesh: Any) -> Any:
+    return place(WHOLE, mesh, {"tp": Partial()})
+
+
+def _sharded(mesh: Any) -> Any:
+    return place(WHOLE, mesh, {"dp": Shard(0)})
+
+
+def _added_in_place(y: Any, x: Any) -> None:
+    y += x
+
+
+_TEXTS = "encode texts and objects as numbers, for example by np.unique"
+
+MESSAGES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
+    "assignment to a pending sum": (
+        lambda mesh: _pending(mesh).__setitem__(slice(None), 1),
+        PlacementError,
+        r"^x\[key\] = value: the array is \(4, 3\) as .*Partial\('sum'\).*write x = x.redistribute",
+    ),
+    "fill": (lambda mesh: _pending(mesh).fill(2), PlacementError, r"^x.fill: the array is .*Partial"),
+    "copyto": (lambda mesh: np.copyto(_pending(mesh), 1), PlacementError, r"^np.copyto: the array is .*Partial"),
+    "putmask": (
+        lambda mesh: np.putmask(_pending(mesh), WHOLE > 1, 1),
+        PlacementError,
+        r"^np.putmask: the array is .*Partial",
+    ),
+    "a DTensor to distribute": (
+        lambda mesh: distribute_tensor(_sharded(mesh), mesh, {}),
+        TypeError,
+        r"^distribute_tensor: expected an array that is not distributed yet, got a DTensor; write x.redistribute",
+    ),
+    "a DTensor as a block": (
+        lambda mesh: DTensor.from_local(_sharded(mesh), mesh, {}),
+        TypeError,
+        r"^DTensor.from_local: expected an array that is not distributed yet",
+    ),
+    "a DTensor from local_map": (
+        lambda mesh: local_map(lambda block: _sharded(mesh), {})(_sharded(mesh)),
+        TypeError,
+        r"^local_map: expected an array that is not distributed yet",
+    ),
+    "texts": (
+        lambda mesh: distribute_tensor(np.array(["a"]), mesh, {}),
+        TypeError,
+        f"^distribute_tensor: array has the unsupported dtype <U1; .*{_TEXTS}",
+    ),
+    "a list of texts": (
+        lambda mesh: distribute_tensor(["a"], mesh, {}, None),
+        TypeError,
+        f"^distribute_tensor: array has the unsupported dtype <U1; .*{_TEXTS}",
+    ),
+    "objects": (lambda mesh: distribute_tensor(np.array([None]), mesh, {}), TypeError, _TEXTS),
+    "dates": (
+        lambda mesh: distribute_tensor(np.array(["2020"], "M8[D]"), mesh, {}),
+        TypeError,
+        r"pass array.view\('int64'\)",
+    ),
+    "fields": (
+        lambda mesh: distribute_tensor(np.zeros(1, [("a", int)]), mesh, {}),
+        TypeError,
+        r"make an array of each field: array\['name'\]",
+    ),
+    "astype": (
+        lambda mesh: _sharded(mesh).astype("U3"),
+        TypeError,
+        f"^astype: the result has the unsupported dtype <U3; .*{_TEXTS}",
+    ),
+    "reshape, rows that fit no rank": (
+        lambda mesh: np.reshape(place(np.zeros((7, 5)), mesh, {"dp": Shard(0), "tp": Shard(0)}), (5, 7)),
+        PlacementError,
+        r"Call x.redistribute\({'dp': Replicate\(\), 'tp': Replicate\(\)}\), which sends",
+    ),
+    "reshape, other blocks": (
+        lambda mesh: np.reshape(place(np.zeros(10), mesh, {"dp": Shard(0, sizes=(3, 7))}), (5, 2)),
+        PlacementError,
+        r"Call x.redistribute\({'dp': Shard\(0, sizes=\(4, 6\)\), 'tp': Replicate\(\)}\), which sends",
+    ),
+    "a class in a dict": (lambda mesh: zeros(4, mesh=mesh, placements={"dp": Shard}), TypeError, r"mean Shard\(0\)\?"),  # type: ignore[dict-item]
+    "a class in a list": (
+        lambda mesh: zeros(4, mesh=mesh, placements=[Shard, Replicate()]),  # type: ignore[list-item]
+        TypeError,
+        r"did you mean Shard\(0\)\?",
+    ),
+    "a class alone": (lambda mesh: zeros(4, mesh=mesh, placements=Partial), TypeError, r"did you mean Partial\(\)\?"),  # type: ignore[arg-type]
+    "an int in a list": (
+        lambda mesh: zeros(4, mesh=mesh, placements=[0, Replicate()]),  # type: ignore[list-item]
+        TypeError,
+        r"did you mean Shard\(0\)\?",
+    ),
+    "a name": (lambda mesh: zeros(4, mesh=mesh, placements="dp"), TypeError, "a dict by axis, got 'dp'"),  # type: ignore[arg-type]
+    "out= with where=": (
+        lambda mesh: _numpy.add(_sharded(mesh), 1, out=place(WHOLE, mesh, {"dp": Shard(1)}), where=WHOLE > 3),
+        PlacementError,
+        r"placements",
+    ),
+    "out= with where=, free": (
+        lambda mesh: _numpy.add(_sharded(mesh), 1, out=place(WHOLE, mesh, {}), where=WHOLE > 3),
+        PlacementError,
+        r"which is \(4, 3\) as .*; out= is \(4, 3\) as .* Write out = out.redistribute\({'dp': Shard\(0\), .*before",
+    ),
+    "a plain array in place": (
+        lambda mesh: _added_in_place(WHOLE.copy(), _sharded(mesh)),
+        TypeError,
+        r"would write a DTensor x into a plain array y; write y = y [+] x, .*, or y [+]= x.full\(\)",
+    ),
+    "a plain out=": (
+        lambda mesh: _numpy.add(_sharded(mesh), 1, out=WHOLE.copy()),
+        TypeError,
+        r"out= must be a DTensor where an operand is one.*x.full\(\)",
+    ),
+    "an axis for a list": (
+        lambda mesh: functional.reduce_scatter([WHOLE], axis=0),  # type: ignore[call-arg]
+        TypeError,
+        r"a list has a block for each rank; reduce_scatter_tensor\(x, axis=\) splits one array",
+    ),
+    "a dim for a list": (
+        lambda mesh: functional.all_to_all([WHOLE], dim=0),  # type: ignore[call-arg]
+        TypeError,
+        r"a list has a block for each rank; all_to_all_single\(x, axis=\) splits one array",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "said"), [("array", "write `distribute_tensor"), ("identity", r"write `eye\(n")])
+def test_names_of_numpy_that_are_not_there(name: str, said: str) -> None:
+    with pytest.raises(AttributeError, match=said):
+        getattr(meshdist.tensor, name)
+
+
+@pytest.mark.parametrize("case", MESSAGES)
+def test_messages_say_what_to_write(case: str) -> None:
+    call, error, said = MESSAGES[case]
+
+    def program() -> None:
+        with pytest.raises(error, match=said):
+            call(mesh_2x2())
+
+    meshdist.run(program, 4, timeout=30)
+
+
+def test_whole_rows_are_advised_where_all_would_go_to_one_rank() -> None:
+    def program() -> None:
+        x = place(np.arange(35).reshape(7, 5), mesh_2x2(), {"dp": Shard(0), "tp": Shard(0)})
+        advised = x.redistribute({"dp": Replicate(), "tp": Replicate()})
+        np.testing.assert_array_equal(_numpy.reshape(advised, (5, 7)).full(), np.arange(35).reshape(5, 7))
+
+    meshdist.run(program, 4, timeout=30)
