@@ -53,7 +53,6 @@ class ArrayProtocols:
     _layout: ArrayLayout
     _mesh: DeviceMesh
     _origin: Origin
-    _undivided: Any
 
     __array_priority__ = 1000
 
@@ -68,7 +67,6 @@ class ArrayProtocols:
         array._layout = layout
         array._mesh = mesh
         array._origin = origin
-        array._undivided = None
         return array
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:

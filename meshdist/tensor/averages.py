@@ -52,15 +52,9 @@ def _is_any(count: Any, condition: Callable[[Any], Any]) -> bool:
 
 
 def _divided(total: DTensor, count: Any) -> DTensor:
-    """Return `total`, divided in place by a number or by an array that is sharded the same way.
-
-    A pending sum that is divided by a number keeps its undivided part, so that the whole sum is divided in the end.
-    """
+    """Return `total`, divided in place by a number or by an array that is sharded the same way."""
     total = total if total.dtype.kind in "fc" else resolved(total)
     local = total.to_local()
-    is_number = not isinstance(count, DTensor) and np.ndim(count) == 0
-    if total.layout.pending and total.dtype.char != "e" and is_number and count > 0:
-        total._undivided = local.copy(), count
     divisor = count.to_local() if isinstance(count, DTensor) else count
     np.true_divide(local, divisor, out=local, casting="unsafe")
     return total

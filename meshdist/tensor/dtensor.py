@@ -7,7 +7,6 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from meshdist.arrays.device import cupy_module
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.runtime.plan_cache import remember
 from meshdist.system.name_hints import explaining
@@ -65,14 +64,12 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
         (DTensor((4,) float64 as {'dp': Shard(0)}, rank 1 holds [2:4]), [2.8284271247461903, 3.4641016151377544], 6.0)
     """
 
-    __slots__ = ("__weakref__", "_layout", "_local", "_mesh", "_origin", "_undivided")
+    __slots__ = ("__weakref__", "_layout", "_local", "_mesh", "_origin")
 
     _local: Any
     _layout: ArrayLayout
     _mesh: DeviceMesh
     _origin: Origin  # None, except of a pending reduction
-    # Of a pending mean: this rank's part of the sum, and the number by which the whole sum is divided. See `_moved`.
-    _undivided: tuple[Any, float] | None
 
     def __init__(self) -> None:
         raise TypeError("DTensor: use distribute_tensor, DTensor.from_local, DTensor.from_callback, zeros, ...")
@@ -300,26 +297,13 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
         if target is self._layout:
             return self
         if self._origin is None:
-            return wrap(self._moved(target), target, self._mesh)
-        return wrap(self._moved(target), target, self._mesh, self._origin if target.pending else None)
+            return wrap(move(self._local, self._layout, target, self._mesh), target, self._mesh)
+        local = move(self._local, self._layout, target, self._mesh, self._origin)
+        return wrap(local, target, self._mesh, self._origin if target.pending else None)
 
     def _moved(self, target: ArrayLayout) -> Any:
-        """Return this rank's block of another layout of the array; of the same layout, the block itself.
-
-        The parts of a pending mean are rounded when they are divided, and their sum may differ from the mean in the
-        last bits: that of equal numbers would be another number. So the whole sum is divided instead.
-        """
-        if self._undivided is None or target is self._layout:
-            return move(self._local, self._layout, target, self._mesh, self._origin)
-        (total, count), local = self._undivided, self._local
-        module: Any = np if isinstance(local, np.ndarray) else cupy_module()
-        number = local.dtype.type(count)
-        with np.errstate(all="ignore"):  # the division that made the parts has warned
-            # A program that wrote into its part, by `to_local()`, means what it wrote.
-            parts = module.where(local == total / number, total, local * number)
-            made = move(parts, self._layout, target, self._mesh, self._origin)
-            made /= number
-        return made
+        """Return this rank's block of another layout of the array; of the same layout, the block itself."""
+        return move(self._local, self._layout, target, self._mesh, self._origin)
 
     @explaining
     def redistribution(self, placements: Placements | None = None) -> str:

@@ -200,7 +200,7 @@ def _into(
     if all(given is not None and given.layout is layout for given in out):
         ufunc(*inputs, out=tuple(given.to_local() for given in out), **masks, **kwargs)
         for given in out:
-            given._origin, given._undivided = origin, None
+            given._origin = origin
         return out[0] if len(out) == 1 else out
     if masked:
         given = next(given for given in out if given is not None and given.layout is not layout)
@@ -220,6 +220,6 @@ def _into(
         why = f"{changed} is {given.layout.describe(mesh.mesh_dim_names)}"
         local = require(name, made, given.layout, why, f"{name}(...)", may_be_shifted=True)
         np.copyto(given.to_local(), local, casting=kwargs.get("casting", "same_kind"))
-        given._origin, given._undivided = origin if given.layout.pending else None, None
+        given._origin = origin if given.layout.pending else None
         returned.append(given)
     return returned[0] if len(returned) == 1 else tuple(returned)

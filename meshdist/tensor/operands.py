@@ -263,5 +263,5 @@ def written(name: str, result: DTensor, out: DTensor | None, casting: Any = "sam
     where = out.layout.describe(out.mesh.mesh_dim_names)
     local = require(name, result, out.layout, f"out= is {where}", f"{name}(...)", may_be_shifted=True)
     out.to_local()[...] = local.astype(out.dtype, copy=False)
-    out._origin, out._undivided = result._origin if out.layout.pending else None, None
+    out._origin = result._origin if out.layout.pending else None
     return out

@@ -10,7 +10,7 @@ import pytest
 from placed_arrays import compare, on_meshes, outcome, place
 
 import meshdist
-from meshdist.tensor import Partial, Replicate, Shard, distribute_tensor
+from meshdist.tensor import Partial, Replicate, Shard
 
 FEW_ROWS = ((2,), (3,))  # meshes on which an array of one row has empty blocks
 
@@ -184,73 +184,3 @@ def test_numbers_equal_no_texts_and_not_none(case: str) -> None:
         assert not np.array_equal(pending, np.array(["a", "b", "c"]))
 
     on_meshes(program, meshes=((2,),))
-
-
-# ---- Means
-
-MEANS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
-    "ones": (np.ones(7), np.mean),
-    "thirds": (np.full(7, 3.0), np.mean),
-    "rows": (np.ones((7, 3)), lambda x: x.mean(axis=0)),
-    "float32": (np.ones(11, np.float32), np.mean),
-    "float16": (np.ones(11, np.float16), np.mean),
-    "complex": (np.full(7, 2 - 1j), np.mean),
-    "integers": (np.arange(1, 8) * 3, np.mean),
-    "booleans": (np.arange(49) % 3 == 0, np.mean),
-    "average": (np.arange(7), np.average),
-    "comparison": (np.arange(31) % 4, lambda x: (x == 1).mean()),
-    "variance": (np.array([1.0, 3, 1, 3, 1, 3, 5]), np.var),
-    "redistributed": (np.ones((7, 3)), lambda x: x.mean(axis=0) if type(x) is np.ndarray else _by_scatter(x)),
-}
-
-
-def _by_scatter(x: Any) -> Any:
-    return x.mean(axis=0).redistribute({"a": Shard(0)})
-
-
-@pytest.mark.parametrize("case", MEANS)
-def test_means_are_divided_after_the_sum(case: str) -> None:
-    whole, function = MEANS[case]
-    wanted = np.asarray(function(whole))
-
-    def program(mesh: Any, rng: Any) -> None:
-        made = function(place(whole, mesh, {"a": Shard(0)}))
-        assert made.dtype == wanted.dtype
-        assert made.full().tolist() == wanted.tolist()
-        assert np.positive(made + 0).shape == wanted.shape
-
-    on_meshes(program, meshes=((3,), (4,), (5,), (2, 3)))
-
-
-def test_a_mean_stays_a_pending_sum_of_its_parts() -> None:
-    def program(mesh: Any) -> None:
-        x = place(np.arange(7), mesh, {"a": Shard(0)})
-        mean = x.mean()
-        assert mean.placements == (Partial(),)
-        assert float(mean.to_local()) == x.to_local().sum() / 7
-        with mesh.account() as account:
-            assert float(mean) == 3
-        assert account.total().calls == 1
-        assert float(2 * mean + mean) == pytest.approx(9)
-        mean += 1  # what is changed is not what was summed
-        assert float(mean) == 4
-        mean = x.mean()
-        if mesh.get_rank() == 1:  # by one rank alone
-            mean.to_local()[...] += 0.5
-        assert float(mean) == pytest.approx(3.5)
-        out = x.mean()
-        np.multiply(2, x.mean(), out=out)
-        assert float(out) == pytest.approx(6)
-        assert float(distribute_tensor(np.zeros(3), mesh, {}).mean()) == 0
-
-    on_three_ranks(program)
-
-
-def test_a_pending_mean_over_several_axes() -> None:
-    def program(mesh: Any, rng: Any) -> None:
-        mean = place(np.ones((7, 5)), mesh, {"a": Shard(0), "b": Shard(1)}).mean()
-        assert mean.placements == (Partial(), Partial())
-        assert float(mean.redistribute({"a": Partial()})) == pytest.approx(1)
-        assert float(mean) == 1
-
-    on_meshes(program, meshes=((2, 3), (3, 2)))
