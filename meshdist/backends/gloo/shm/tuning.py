@@ -1,10 +1,11 @@
 """The trials of a group: which way to carry out a kind of call is the fastest here.
 
-The first calls of a kind try the ways in turn, beginning with the default, each in a few calls. After these, every rank
-writes into the table when it began and ended them; a step later all know how long a call took, from the last rank's
-beginning to the last rank's end, and so all choose alike. A single call between two comparisons would show less than
-its price: its end and the beginning of the next one follow each other without a step (of all-to-alls of 1 MiB between 4
-ranks on 2 cores, those through the slots looked as fast as those that read, and took twice as long in a row).
+The first calls of a kind try the ways in turn, beginning with the default, each in a few calls, of which the very first
+is left out: pages are mapped in it. After these, every rank writes into the table when it began and ended them; a step
+later all know how long a call took, from the last rank's beginning to the last rank's end, and so all choose alike. A
+single call between two comparisons would show less than its price: its end and the beginning of the next one follow
+each other without a step (of all-to-alls of 1 MiB between 4 ranks on 2 cores, those through the slots looked as fast as
+those that read, and took twice as long in a row).
 
 The choice is kept for the group, and remembered for the machine: see `meshdist.system.tuning_cache`. All ways give the
 same bits.
