@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from meshdist.arrays.host import check_dtype
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.system.name_hints import explaining
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.dispatch import NUMBERS, implements
 from meshdist.tensor.distribution import array_module, checked_shape, layout_on
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
-from meshdist.tensor.placements import PlacementError, Placements
+from meshdist.tensor.placements import REPLICATE, PlacementError, Placements, Shard
 
 
 def _made(
@@ -23,7 +24,10 @@ def _made(
     layout = layout_on(name, mesh, checked_shape(shape), placements)
     if layout.pending:
         raise PlacementError(f"{name}: placements must not be Partial, got {list(layout.placements)}")
-    return wrap(make(layout.local_shape(coordinate_in(mesh))), layout, mesh)
+    block = make(layout.local_shape(coordinate_in(mesh)))
+    if isinstance(block, np.ndarray):
+        check_dtype(block, f"{name}: the array", hint="")
+    return wrap(block, layout, mesh)
 
 
 @explaining
@@ -185,8 +189,19 @@ def _like(name: str, prototype: Any, dtype: Any, shape: Any, device: Any) -> tup
         )
     layout = prototype.layout.resolved()
     if shape is not None and checked_shape(shape) != prototype.shape:
-        layout = ArrayLayout.of(checked_shape(shape), layout.mesh_shape, layout.placements)
-    return layout.local_shape(coordinate_in(prototype.mesh)), prototype.dtype if dtype is None else dtype, layout
+        layout = _of_another_shape(layout, checked_shape(shape))
+    dtype = np.dtype(prototype.dtype if dtype is None else dtype)
+    check_dtype(np.empty(0, dtype), f"np.{name}: the array", hint="")
+    return layout.local_shape(coordinate_in(prototype.mesh)), dtype, layout
+
+
+def _of_another_shape(layout: ArrayLayout, shape: tuple[int, ...]) -> ArrayLayout:
+    """Return the layout of an array of another shape: sharded in blocks of equal size, along the dimensions it has."""
+    placements = [
+        Shard(placement.dim) if isinstance(placement, Shard) and placement.dim < len(shape) else REPLICATE
+        for placement in layout.placements
+    ]
+    return ArrayLayout.of(shape, layout.mesh_shape, placements)
 
 
 @implements(np.empty_like)

@@ -17,6 +17,7 @@ from meshdist.tensor.dispatch import (
     deferring,
     implementation_of,
     implementation_of_ufunc,
+    name_of,
 )
 from meshdist.tensor.dispatch import method as array_method
 from meshdist.tensor.known_calls import called, known_ufuncs
@@ -106,7 +107,13 @@ class ArrayProtocols:
         implementation = implementation_of(func)
         if implementation is None:
             return array_method("on_whole_arrays")(func, args, kwargs)
-        return called(func, implementation, args, kwargs, self)
+        try:
+            return called(func, implementation, args, kwargs, self)
+        except PlacementError as error:
+            name = name_of(func)
+            if not str(error).startswith(name):  # but with that of a function which this one calls
+                error.args = (f"{name}: {error}",)
+            raise
 
     if not TYPE_CHECKING:  # for a type checker, it would make every attribute one of an array
 

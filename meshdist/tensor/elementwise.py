@@ -94,6 +94,8 @@ def call(
     origin = origin_among(operands, layout)
     if not outs:
         results = ufunc(*blocks[: ufunc.nin], **kwargs, **({"where": blocks[ufunc.nin]} if masked else {}))
+        if any(result.dtype.hasobject for result in (results if isinstance(results, tuple) else (results,))):
+            raise TypeError(f"{name}: the result would be an array of objects; use x.full() or x.to_local()")
         return _wrapped(results, layout, mesh, origin)
     return _into(ufunc, name, blocks, layout, out or (), changed, kwargs, masked, mesh, origin)
 

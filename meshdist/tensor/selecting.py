@@ -110,7 +110,9 @@ def _with_tables(function: Any, position: int) -> None:
     def computed(*args: Any, **kwargs: Any) -> DTensor:
         x = args[position]
         if any(isinstance(given, DTensor) for given in (*args[:position], *args[position + 1 :], *kwargs.values())):
-            raise TypeError(f"{name}: only the array x may be a DTensor; write table.full() for the others")
+            raise TypeError(
+                f"{name}: only the array x may be a DTensor; pass the others as plain arrays, by their full()"
+            )
         module = array_module(x.mesh)
         tables = [arg if arg is x or not np.ndim(arg) else module.asarray(arg) for arg in args]
         compute = lambda block: function(*tables[:position], block, *tables[position + 1 :], **kwargs)  # noqa: E731

@@ -27,7 +27,10 @@ def on_whole_arrays(function: Callable[..., Any], args: Any, kwargs: Any) -> Any
         TypeError: An array is sharded or pending, or the function writes a file.
     """
     if function in _WRITE_FILES:
-        refuse(name_of(function))
+        raise TypeError(
+            f"{name_of(function)} does not take DTensors, since all ranks would write one file; call x.full(root=0) on"
+            " all ranks, and write the result on rank 0, or write each rank's x.to_local() to its own file"
+        )
     return _on_whole_arrays(name_of(function), function, args, kwargs)
 
 

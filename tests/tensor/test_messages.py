@@ -128,6 +128,31 @@ MESSAGES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         TypeError,
         r"out= must be a DTensor where an operand is one.*x.full\(\)",
     ),
+    "an array made of objects": (
+        lambda mesh: zeros((3,), object, mesh=mesh),
+        TypeError,
+        "^zeros: the array has the unsupported dtype obj",
+    ),
+    "an array of dates like another": (
+        lambda mesh: np.zeros_like(_sharded(mesh), dtype="M8[s]"),
+        TypeError,
+        "^np.zeros_like: the array has the unsupported dtype datetime64",
+    ),
+    "a function of objects": (
+        lambda mesh: np.frompyfunc(abs, 1, 1)(_sharded(mesh)),
+        TypeError,
+        r"the result would be an array of objects; use x.full\(\)",
+    ),
+    "a file": (
+        lambda mesh: np.save("never.npy", place(WHOLE, mesh, {})),
+        TypeError,
+        r"np.save does not take DTensors, since all ranks would write one file; call x.full\(root=0\) on all",
+    ),
+    "a function by another": (
+        lambda mesh: np.vstack([_sharded(mesh), _sharded(mesh)]),
+        PlacementError,
+        "^np.vstack: np.concatenate: joining along dimension 0, which is sharded",
+    ),
     "an axis for a list": (
         lambda mesh: functional.reduce_scatter([WHOLE], axis=0),  # type: ignore[call-arg]
         TypeError,
@@ -154,6 +179,18 @@ def test_messages_say_what_to_write(case: str) -> None:
     def program() -> None:
         with pytest.raises(error, match=said):
             call(mesh_2x2())
+
+    meshdist.run(program, 4, timeout=30)
+
+
+def test_arrays_of_another_shape_are_sharded_where_they_have_the_dimension() -> None:
+    def program() -> None:
+        mesh = mesh_2x2()
+        for placements in ({"dp": Shard(0, sizes=(0, 7))}, {"dp": Shard(1), "tp": Shard(0)}):
+            x = place(np.arange(35).reshape(7, 5), mesh, placements)
+            for shape in ((2, 2), (4,), (), (3, 0, 2)):
+                made = np.full_like(x, 3, shape=shape)  # type: ignore[call-overload]
+                assert np.array_equal(made.full(), np.full(shape, 3))
 
     meshdist.run(program, 4, timeout=30)
 
