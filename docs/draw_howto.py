@@ -226,7 +226,7 @@ def workers() -> None:
         began, rank = heapq.heappop(free)
         cell(ax, began, 1.2 * rank, rank, task, float(length))
         style = {"arrowstyle": "-|>", "color": PALE, "shrinkA": 0, "shrinkB": 0, "linewidth": 0.8}
-        ax.annotate("", (began, 1.2 * rank), (began, 0.6), arrowprops=style)
+        ax.annotate("", (began, 1.2 * rank), (began, 0.6), arrowprops=style, zorder=0.5)  # behind other ranks' bars
         heapq.heappush(free, (began + float(length), rank))
     end = max(free)[0]
     ax.add_patch(Rectangle((0, 0.2), end, 0.4, facecolor=fill(0, None)))

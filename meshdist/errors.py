@@ -35,7 +35,8 @@ class DistError(RuntimeError):
         peer_failed: True if this rank fails only because another one did, which has the cause.
         error_prefix: The call that failed, with its group and rank; empty if unknown.
         what: What went wrong.
-        call: The call that failed, with its number and line; None if unknown, or if `what` has it.
+        call: The call that failed, with its number and line; None if unknown, or if the message needs none.
+        made: The same, for the errors of later calls on the group, also where this message needs none.
         is_numbered: The message has the number of the failed call: of this one, a peer's, or an earlier one.
         is_earlier: The group was broken before the call; `what` has the error that broke it.
         is_misfit: A message does not fit the array that is to receive it.
@@ -55,6 +56,7 @@ class DistError(RuntimeError):
         self.error_prefix = error_prefix
         self.what = message
         self.call: CallMade | None = None
+        self.made: CallMade | None = None
         self.is_numbered = False
         self.is_earlier = False
         self.is_misfit = False

@@ -151,6 +151,8 @@ class MeshExchanges(MeshSlices):
     ) -> Any:
         """Fill the ghost cells of this rank's block with the neighbours' cells, in place, corners included.
 
+        `block` includes its frame of ghost cells: of an array without one, the outermost cells would be overwritten.
+
         An array is divided into blocks along the axes of this mesh. Each rank's block has `width` ghost cells at both
         ends of each divided dimension; between them are the cells that the rank computes. The call copies the outermost
         of those into the ghost cells of the neighbours. The axes follow one after the other, and each passes on the

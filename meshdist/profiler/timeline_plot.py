@@ -2,12 +2,14 @@
 
 Sync calls fill the upper part of a band. Async calls overlap them: they have an outline, and lanes of their own below.
 A bar has the colour of its call and group, or of its call alone where these are too many, and its name in or beside it
-where it fits and no arrow crosses it. The usual calls have the same colours in all pictures.
+where it fits and no arrow crosses it. All names are of one size, and all bars of a call have the same name, with the
+group or without. The usual calls have the same colours in all pictures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile, zip_longest
 from typing import Any
@@ -80,6 +82,17 @@ class _Bar:
     width: float
     top: float
     height: float
+
+
+@dataclass
+class _Name:
+    """The name of a call at its bar; `side` of the text is at `x`."""
+
+    bar: _Bar
+    text: str
+    x: float
+    side: str
+    over_arrow: bool = False
 
 
 class _Plot:
@@ -243,49 +256,58 @@ class _Plot:
         lanes: dict[tuple[int, float], list[_Bar]] = {}
         for bar in self._bars:
             lanes.setdefault((bar.row, bar.top), []).append(bar)
-        for lane in lanes.values():
-            self._draw_names_of(lane, per_point, height)
+        largest = {key: lane[0].height * height / _LINE for key, lane in lanes.items()}
+        high = [lane for key, lane in lanes.items() if largest[key] >= _SMALLEST_PT]
+        most = min([_FONT_PT, *(points for points in largest.values() if points >= _SMALLEST_PT)])
+        # The size of all names: a smaller one only if clearly more names fit in.
+        by_size = {size: self._names_of(high, size, per_point, height) for size in {most, _SMALLEST_PT}}
+        size = max(by_size, key=lambda size: (len(by_size[size]) * size, size))
+        for name in by_size[size]:
+            self._write_name(name, size)
 
-    def _draw_names_of(self, lane: Sequence[_Bar], per_point: float, height: float) -> None:
-        """Write the names in a lane; a point is `per_point` units of time, a rank has a height of so many points."""
+    def _names_of(self, lanes: Sequence[Sequence[_Bar]], size: float, per_point: float, height: float) -> list[_Name]:
+        """Return the names that fit, in one size; for each call with its group, or always without."""
+
+        def placed(with_group: Callable[[str], bool]) -> list[_Name]:
+            return [name for lane in lanes for name in self._placed(lane, with_group, size, per_point, height)]
+
+        short = placed(lambda call: False)
+        if not self._has_groups:
+            return short
+        # With the group, where it fits at least half the bars that have room for the name alone.
+        num_short, num_whole = (
+            Counter(name.bar.event.name for name in names) for names in (short, placed(lambda call: True))
+        )
+        return placed(lambda call: 2 * num_whole[call] >= num_short[call])
+
+    def _placed(
+        self, lane: Sequence[_Bar], with_group: Callable[[str], bool], size: float, per_point: float, height: float
+    ) -> Iterator[_Name]:
+        """Yield the names that fit in a lane; a point is `per_point` units of time, a rank has a height of so many."""
         first, last = self._ax.get_xlim()
-        free_from = first
+        free_from, tall = first, _LINE * size / height
         for bar, following in zip_longest(lane, lane[1:]):
             begin, end = max(bar.begin, first), min(bar.begin + self._drawn_width(bar), last)
             free_to = last if following is None else following.begin
-            largest = min(_FONT_PT, bar.height * height / _LINE)
-            name, short = self._name(bar.event), bar.event.name
-            forms = [(name, largest), (short, largest), (short, _SMALLEST_PT)] if largest >= _SMALLEST_PT else []
-            for text, size in forms:
-                width = (len(text) * _LETTER * size + 2) * per_point
-                beside = width + _APART_PT * per_point
-                tall = _LINE * size / height
-                if width <= end - begin:
-                    self._write_inside(bar, text, size, width, tall, (begin, end))
-                elif text == short and beside <= free_to - end and not self._is_crossed(bar, end, width, tall):
-                    self._write_name(bar, text, size, end + per_point, "left")
-                    end += beside
-                elif (
-                    text == short
-                    and beside <= begin - free_from
-                    and not self._is_crossed(bar, begin - width, width, tall)
-                ):
-                    self._write_name(bar, text, size, begin - per_point, "right")
-                else:
-                    continue
-                break
+            text = self._name(bar.event) if with_group(bar.event.name) else bar.event.name
+            width = (len(text) * _LETTER * size + 2) * per_point
+            beside = width + _APART_PT * per_point
+            if width <= end - begin:
+                yield self._inside(bar, text, width, tall, (begin, end))
+            elif beside <= free_to - end and not self._is_crossed(bar, end, width, tall):
+                yield _Name(bar, text, end + per_point, "left")
+                end += beside
+            elif beside <= begin - free_from and not self._is_crossed(bar, begin - width, width, tall):
+                yield _Name(bar, text, begin - per_point, "right")
             free_from = max(free_from, end)
 
-    def _write_inside(
-        self, bar: _Bar, text: str, size: float, width: float, tall: float, ends: tuple[float, float]
-    ) -> None:
-        """Write a name into its bar: in the middle, or where no arrow crosses it, or else over the arrow."""
+    def _inside(self, bar: _Bar, text: str, width: float, tall: float, ends: tuple[float, float]) -> _Name:
+        """Return a name in its bar: in the middle, or where no arrow crosses it, or else over the arrow."""
         begin, end = ends
         middle = (begin + end) / 2
         lefts = (middle - width / 2, begin, end - width)
         free = [left for left in lefts if not self._is_crossed(bar, left, width, tall)]
-        x = (free[0] if free else lefts[0]) + width / 2
-        self._write_name(bar, text, size, x, "center", over_arrow=not free)
+        return _Name(bar, text, (free[0] if free else lefts[0]) + width / 2, "center", over_arrow=not free)
 
     def _is_crossed(self, bar: _Bar, left: float, width: float, tall: float) -> bool:
         """Return whether an arrow crosses a name at the height of a bar: `width` units of time, `tall` ranks."""
@@ -296,7 +318,8 @@ class _Plot:
         box = Bbox.from_extents(left, middle - tall / 2, left + width, middle + tall / 2)
         return any(Path(ends).intersects_bbox(box, filled=False) for ends in self._arrows)
 
-    def _write_name(self, bar: _Bar, text: str, size: float, x: float, side: str, *, over_arrow: bool = False) -> None:
+    def _write_name(self, name: _Name, size: float) -> None:
+        bar = name.bar
         how: dict[str, Any] = {
             "fontsize": size,
             "color": "#111111",
@@ -304,9 +327,10 @@ class _Plot:
             "clip_on": True,
             "zorder": 4,
         }
-        if side == "center" and (bar.event.waits_for is not None or over_arrow):  # only its colour behind the letters
+        # Only its colour behind the letters.
+        if name.side == "center" and (bar.event.waits_for is not None or name.over_arrow):
             how["bbox"] = {"facecolor": self._colour(bar.event), "edgecolor": "none", "pad": 1.0}
-        self._ax.text(x, bar.top + bar.height / 2, text, ha=side, **how)
+        self._ax.text(name.x, bar.top + bar.height / 2, name.text, ha=name.side, **how)
 
 
 def colours_of(kinds: Sequence[str]) -> dict[str, int]:

@@ -216,7 +216,10 @@ def name_call_once(error: DistError, error_prefix: str) -> None:
 def earlier_failure(broken: DistError, error_prefix: str, *, with_report: bool) -> DistBackendError:
     """Return the error of a call on a group that `broken` has ended: one sentence, and the lines of its report."""
     first = broken.what if broken.error_prefix == error_prefix else broken.headline
-    call = "" if broken.call is None else f"; that was {broken.call.kind} {broken.call.number}, at {broken.call.site}"
+    made, call = broken.call or broken.made, ""
+    if made is not None:
+        here = "here, " if broken.is_numbered and broken.call is None else ""  # beside the line of a peer's call
+        call = f"; {here}that was {made.kind} {made.number}, at {made.site}"
     error = DistBackendError(
         f"the group cannot be used after an earlier failure: {first}{call}",
         peer_failed=broken.peer_failed,

@@ -165,20 +165,24 @@ def site_in(record: Record) -> tuple[str, str]:
 def located(error: BaseException, error_prefix: str, record: Record | None) -> tuple[BaseException, DistError]:
     """Return the error that a failed call raises, and the error that its group is broken with.
 
-    A DistError gets the call's error prefix. If a peer caused it, it also gets the number and the line of the call,
-    unless it has those of another rank's call, or of an earlier one, already.
+    A DistError gets the call's error prefix. If a peer caused it, or sent what does not fit, it also gets the number
+    and the line of the call, unless it has those of another rank's call, or of an earlier one, already.
     """
     error = at_limit(error)
     if not isinstance(error, DistError):
-        return error, DistBackendError(in_words(error), error_prefix=error_prefix)
+        cause = DistBackendError(in_words(error), error_prefix=error_prefix)
+        cause.made = None if record is None else _call_of(cause, record)
+        return error, cause
     name_call_once(error, error_prefix)
     if error.needs_probe and record is not None and facts_in(record).name in ("recv", "irecv"):
         error.needs_probe = False
         error.add(
             "; for a message of unknown size or dtype, call probe first, and allocate the array by what it returns"
         )
-    needs_no_call = error.is_numbered or not error.peer_failed
-    error.locate(error_prefix, None if needs_no_call or record is None else _call_of(error, record))
+    if record is not None and not error.is_earlier:
+        error.made = _call_of(error, record)
+    needs_no_call = error.is_numbered or not (error.peer_failed or error.is_misfit)
+    error.locate(error_prefix, None if needs_no_call else error.made)
     error.__traceback__ = None  # the user needs the frames of the call, not those of the check that failed
     return error, error
 

@@ -1,5 +1,6 @@
 """What a rank reads where a message does not fit: its call, what came, and what the ranks must agree on."""
 
+import inspect
 import pickle
 import re
 from contextlib import suppress
@@ -30,6 +31,13 @@ def own_error(call):
     return str(raised.value)
 
 
+def without_call(words):
+    """Return an error without its end, which must name the call and its line."""
+    error, end = words.rsplit("; this is ", 1)
+    assert re.fullmatch(r"message \d+, at test_messages_that_do_not_fit\.py:\d+", end), words
+    return error
+
+
 def shifted(is_known):
     """Each rank has an array of another length, in the first call or in a later one."""
     mesh = dist.DeviceMesh.from_group(dist.new_group(), "cpu", mesh_dim_names=("x",))
@@ -40,7 +48,7 @@ def shifted(is_known):
     assert words.startswith("shift on group "), words
     if "failed:" not in words:
         assert " sent " in words, words
-        assert words.endswith(ALIKE), words
+        assert without_call(words).endswith(ALIKE), words
     return "failed:" not in words
 
 
@@ -62,7 +70,8 @@ def halos():
     )
     assert agree in words or "failed:" in words, words
     if "failed:" not in words:
-        assert words.endswith(f"the block of this rank is float64[4, {4 + rank}], ghost cells included"), words
+        block = f"the block of this rank is float64[4, {4 + rank}], ghost cells included"
+        assert without_call(words).endswith(block), words
     # The edges of blocks of 4 x n are of 1 x n.
     assert re.search(r" sent (\d) elements of float64, but the receiving array has (?!\1)(\d): float64\[1, \2\]", words)
     return "failed:" not in words
@@ -148,7 +157,8 @@ def sendrecvs(is_known):
         return
     words = own_error(lambda: group.sendrecv(np.ones(2), taken, other, other))
     assert words.startswith("sendrecv on group "), words
-    assert words.endswith("sent float64[2], but the receiving array is float64[3]")  # nothing about probe
+    # Nothing about probe.
+    assert without_call(words).endswith("sent float64[2], but the receiving array is float64[3]")
 
 
 @pytest.mark.parametrize("is_known", [False, True])
@@ -170,6 +180,33 @@ def after_an_earlier_failure():
 
 def test_an_earlier_failure_is_still_called_one(worlds, backend):
     worlds.world(backend, 2).run(after_an_earlier_failure)
+
+
+def misfit_of_a_pending_receive():
+    group = dist.new_group()
+    if group.rank() == 0:
+        group.send(np.ones(4, np.float32), 1, tag=3)
+        return
+    pending = group.irecv(np.ones(4), 0, tag=3)
+    line = inspect.currentframe().f_lineno - 1
+    fails(
+        dist.DistBackendError,
+        pending.wait,
+        "irecv on group",
+        " sent float32[4] with tag 3, but the receiving array is float64[4]; for a message",
+        f"; this is message 1, at test_messages_that_do_not_fit.py:{line}",
+    )
+    fails(
+        dist.DistBackendError,
+        group.barrier,
+        "barrier on group",
+        "the group cannot be used after an earlier failure: irecv on group",
+        f"; that was message 1, at test_messages_that_do_not_fit.py:{line}",
+    )
+
+
+def test_the_tag_and_the_line_of_a_receive(worlds, backend):
+    worlds.world(backend, 2).run(misfit_of_a_pending_receive)
 
 
 def lists(send, receive, words):

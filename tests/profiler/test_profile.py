@@ -448,7 +448,7 @@ def test_the_picture():
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     from matplotlib.figure import Figure
 
-    ax = timeline().plot(Figure().subplots())
+    ax = timeline().plot(Figure(figsize=(8, 5)).subplots())
     assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 0", "rank 1", "rank 2"]
     assert [text.get_text() for text in ax.get_legend().get_texts()] == [
         "all_reduce",
@@ -463,12 +463,32 @@ def test_the_picture():
     assert len(arrows) == 2
     assert min(arrow.get_zorder() for arrow in arrows) > max(bar.get_zorder() for bar in ax.patches)
     written = [text for text in ax.texts if text.get_text()]
-    assert [text.get_text() for text in written[:2]] == ["all_reduce", "recv"]  # of rank 0
+    assert {text.get_text() for text in written[:2]} == {"all_reduce", "recv"}  # of rank 0
+    assert len({text.get_fontsize() for text in written}) == 1
     assert len(written) == len(list(timeline()))
     assert unreadable(ax.figure) == []
     # The recv of rank 2 takes 1 ms: its name is beside the bar.
     bars = [patch.get_window_extent() for patch in ax.patches if patch.get_width() == pytest.approx(1)]
     assert sum(0 <= written[-1].get_window_extent().x0 - bar.x1 < 5 for bar in bars) == 1
+
+
+def test_a_call_has_one_label_of_one_size():
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from matplotlib.figure import Figure
+
+    def written(*durations):
+        """Return the labels of all_reduce calls that follow each other closely; another group has a barrier."""
+        calls, begin = [made_up("barrier", 0, 12, 0, group="world")], 12
+        for number, duration in enumerate(durations):
+            calls.append(made_up("all_reduce", begin, begin + duration, number, group="dp"))
+            begin += duration
+        ax = Timeline([Track(0, "here", 0, 100 * MS, calls)]).plot(Figure(figsize=(10, 4)).subplots())
+        names = [text for text in ax.texts if text.get_text()]
+        assert len({text.get_fontsize() for text in names}) == 1
+        return {text.get_text() for text in names if "all_reduce" in text.get_text()}
+
+    assert written(30, 9, 20) == {"all_reduce (dp)"}
+    assert written(9, 9, 9, 20, 9, 9) == {"all_reduce"}
 
 
 def test_no_hatching_crosses_a_name():

@@ -52,7 +52,9 @@ class RecvRequest(Incoming):
         if self._takes_objects(dtype):
             self.pickle = np.empty(num_bytes, dtype_of_objects(number_of_objects(dtype)))
             return as_bytes(self.pickle)
-        self._error = DistBackendError(f"{self.queue.describe(source)} sent {self._other(num_bytes, dtype)}")
+        what, contrast = self._other(num_bytes, dtype)
+        tag = f" with tag {self.tag}" if self.tag > 0 else ""
+        self._error = DistBackendError(f"{self.queue.describe(source)} sent {what}{tag}{contrast}")
         self._error.is_misfit = True
         self._error.needs_probe = not dtype.startswith(OBJECTS) and not self._has_place_for(num_bytes, dtype)
         self._error.sent_label = label_of_name(dtype) if self._has_place_for(num_bytes, dtype) else ""
@@ -66,26 +68,27 @@ class RecvRequest(Incoming):
     def _has_place_for(self, num_bytes: int, dtype: bytes) -> bool:
         return num_bytes == self._array.nbytes and text_of(dtype) == text_of(self._dtype_name)
 
-    def _other(self, num_bytes: int, dtype: bytes) -> str:
-        """Return what came, and that it is something else than the array is for."""
+    def _other(self, num_bytes: int, dtype: bytes) -> tuple[str, str]:
+        """Return what came, and the rest of the sentence: it is something else than the array is for."""
         size, sent = counted(num_bytes, "byte"), number_of_objects(dtype)
         if sent is not None and self._dtype_name.startswith(OBJECTS):
             length = counted(number_of_objects(self._dtype_name) or 0, "element")
-            return f"{counted(sent, 'object')}, but object_list has {length}; it must have one for each object"
+            return counted(sent, "object"), f", but object_list has {length}; it must have one for each object"
         if sent is not None:
-            return f"a list of {counted(sent, 'object')}, not an array; receive it with recv_object_list"
+            return f"a list of {counted(sent, 'object')}", ", not an array; receive it with recv_object_list"
         if self._dtype_name.startswith(OBJECTS):
-            return f"an array ({text_of(dtype)}, {size}), not a list of objects; receive it with recv"
+            return f"an array ({text_of(dtype)}, {size})", ", not a list of objects; receive it with recv"
         if self._has_place_for(num_bytes, dtype):
-            return "an array in a call that differs from this one"
+            return "an array", " in a call that differs from this one"
         kind, room = dtype_named(dtype), describe_array(self._array)
         if kind is not None and kind.itemsize and num_bytes % kind.itemsize == 0:
             number = num_bytes // kind.itemsize
             if self._array.ndim == 1:
-                return f"{kind}[{number}], but the receiving array is {room}"
-            return f"{counted(number, 'element')} of {kind}, but the receiving array has {self._array.size}: {room}"
+                return f"{kind}[{number}]", f", but the receiving array is {room}"
+            elements = f"{counted(number, 'element')} of {kind}"
+            return elements, f", but the receiving array has {self._array.size}: {room}"
         room_size = counted(self._array.nbytes, "byte")
-        return f"{size} of {text_of(dtype)}, but the receiving array is {room} ({room_size})"
+        return f"{size} of {text_of(dtype)}", f", but the receiving array is {room} ({room_size})"
 
     def complete(self) -> None:
         """Mark as done, and wake the waiting thread: another one may have made the progress."""
