@@ -92,7 +92,8 @@ _INSTEAD = {
     "get_local_rank": "`get_node_local_rank()` is the rank on this host, `get_local_rank` of a mesh that along an axis",
     "Mesh": "`init_device_mesh` creates a DeviceMesh",
     "make_mesh": '`init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))` creates a mesh',
-    **{name: f'a method of a mesh: `mesh["x"].{name}(x)`' for name in ("halo_exchange", "shift")},
+    "halo_exchange": "it is a method of meshes: write `mesh.halo_exchange(block, width)`",
+    "shift": 'it is a method of meshes: write `mesh["x"].shift(x)`',
     "rank": "write `get_rank()`",
     "size": "write `get_world_size()`",
     "DeviceMesh.axis_names": "write `mesh_dim_names`",
@@ -180,7 +181,8 @@ _OF_NO_OWNER = {
     ),
     **dict.fromkeys(("testall", "test_all", "Testall"), "write `all(work.is_completed() for work in works)`"),
 }
-# MPI's names that differ from meshdist's by more than case and underscores: functions, then methods of groups.
+# MPI's names, and some others, that differ from meshdist's by more than case and underscores: functions, then methods
+# of groups.
 _OF_MPI = {
     "abort": "abort_process_group abort",
     "allgatherv": "all_gather",
@@ -206,8 +208,10 @@ _OF_MPI = {
     "ibarrier": "barrier",
     "ibcast": "broadcast",
     "init": "init_process_group",
+    "initmesh": "init_device_mesh",
     "isendrecv": "sendrecv",
     "mprobe": "probe",
+    **dict.fromkeys(("receive", "recieve"), "recv"),  # codespell:ignore recieve
     "reducescatterblock": "reduce_scatter_tensor",
     "scatterv": "scatter",
     "split": "split_group split",
@@ -256,6 +260,10 @@ _KEYWORDS = {
     "src": ("root",),
 }
 _AXES = ("axis", "axis_name", "dim", "mesh_dim")
+# The collectives whose forms in `meshdist.functional` have axis= and dim=.
+_OF_DIMENSIONS = (
+    *("all_gather", "all_gather_into_tensor", "all_to_all_single", "gather", "reduce_scatter_tensor", "scatter"),
+)
 _OF_ALL = "init_process_group and new_group take the timeout of all calls"
 # Keywords that calls do not have: the parameters by which these calls are known, and what to write there.
 _NO_KEYWORDS = (
@@ -293,9 +301,11 @@ def explain_call(function: Callable[..., Any], error: TypeError) -> None:
 def _instead_of_keyword(function: str, name: str, known: list[str]) -> str:
     meant = next((other for other in _KEYWORDS.get(name, ()) if other in known), None)
     if meant is None:
+        of_array = name in ("axis", "dim") and function in _OF_DIMENSIONS
+        first = f"; meshdist.functional.{function} takes {name}=, a dimension of the array" if of_array else ""
         for names, parameters, text in _NO_KEYWORDS:
             if name in names and parameters.issubset(known):
-                return f"; {text.format(function=function)}"
+                return f"{first}; {text.format(function=function)}"
     if meant is None and name in _AXES:
         meant = next((other for other in ("axis", "mesh_dim") if other in known), None)
     if meant is None:

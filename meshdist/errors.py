@@ -28,15 +28,16 @@ class CallMade(NamedTuple):
 class DistError(RuntimeError):
     """Report a failure of the distributed run; the base of all others.
 
-    The message is made of `error_prefix`, `what`, `call` and `hang_report`, in this order. Code decides by these
-    attributes, and never by the message.
+    The message is made of `error_prefix`, `what`, `call`, `advice` and `hang_report`, in this order. Code decides by
+    these attributes, and never by the message.
 
     Attributes:
         peer_failed: True if this rank fails only because another one did, which has the cause.
         error_prefix: The call that failed, with its group and rank; empty if unknown.
         what: What went wrong.
-        call: The call that failed, with its number and line; None if unknown, or if the message needs none.
+        call: The call that failed, with its number and line; None if unknown, or if `what` has it.
         made: The same, for the errors of later calls on the group, also where this message needs none.
+        advice: What to change in the program; empty if unknown.
         is_numbered: The message has the number of the failed call: of this one, a peer's, or an earlier one.
         is_earlier: The group was broken before the call; `what` has the error that broke it.
         is_misfit: A message does not fit the array that is to receive it.
@@ -57,6 +58,7 @@ class DistError(RuntimeError):
         self.what = message
         self.call: CallMade | None = None
         self.made: CallMade | None = None
+        self.advice = ""
         self.is_numbered = False
         self.is_earlier = False
         self.is_misfit = False
@@ -69,7 +71,7 @@ class DistError(RuntimeError):
 
     @property
     def headline(self) -> str:
-        """The message without `call` and `hang_report`."""
+        """The message without `call`, `advice` and `hang_report`."""
         return f"{self.error_prefix}: {self.what}" if self.error_prefix else self.what
 
     def locate(self, error_prefix: str, call: CallMade | None = None) -> None:
@@ -89,7 +91,8 @@ class DistError(RuntimeError):
     def _message(self) -> str:
         call = "" if self.call is None else f"; {self.call}"
         hang_report = f"\n{self.hang_report}" if self.hang_report else ""
-        return f"{self.headline}{call}{hang_report}"
+        advice = f"; {self.advice}" if self.advice else ""
+        return f"{self.headline}{call}{advice}{hang_report}"
 
 
 class DistBackendError(DistError):

@@ -67,12 +67,29 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def _array(x: Any, of: str, group: GroupLike) -> Any:
-    """Return the array that the user's function `of` got."""
+def _array(x: Any, of: str, group: GroupLike, name: str = "x", hint: str = "") -> Any:
+    """Return the array that the user's function `of` got; `hint` says what it takes instead of what is no array."""
     try:
-        return taken(x)
+        return taken(x, name, (lambda value, name: hint) if hint else None)
     except TypeError as error:
         raise TypeError(f"{resolve(group).error_prefix(of)}: {error}") from None
+
+
+def _check_list(x: Any, of: str, group: GroupLike) -> None:
+    """Raise TypeError if `x` is neither a list of blocks nor an array whose rows are the blocks."""
+    if not hasattr(x, "__len__") or isinstance(x, dict):
+        what = f"x must be a list of arrays, one for each rank, got {type(x).__name__}"
+        raise TypeError(f"{resolve(group).error_prefix(of)}: {what}")
+
+
+# The ends of errors about arguments that are no arrays: what the function takes.
+_OF_SCATTER = "; as x, pass an array of the shape and dtype of one block, and the blocks as scatter_list, on the source"
+_OF_REDUCE_SCATTER = (
+    "; x is a list of arrays, one for each rank; functional.reduce_scatter_tensor(np.array(x)) splits one array"
+)
+_OF_ALL_TO_ALL = (
+    "; x is a list of arrays, one for each rank; functional.all_to_all_single(np.array(x)) splits one array"
+)
 
 
 def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
@@ -354,7 +371,7 @@ def scatter(
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """
-    array, members = _array(x, "scatter", group), resolve(group)
+    array, members = _array(x, "scatter", group, hint=_OF_SCATTER), resolve(group)
     blocks = scatter_list
     if axis is not None or dim is not None:
         place = dimension(members, "scatter", array, axis, dim)
@@ -382,10 +399,11 @@ def reduce_scatter(x: Sequence[Any], op: Op = ReduceOp.SUM, group: GroupLike = N
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """
+    _check_list(x, "reduce_scatter", group)
     place = resolve(group).rank()
     if not 0 <= place < len(x):
         raise ValueError(f"reduce_scatter: x must hold an array for each rank, also for rank {place}, got {len(x)}")
-    array = _array(x[place], "reduce_scatter", group)
+    array = _array(x[place], "reduce_scatter", group, f"x[{place}]", _OF_REDUCE_SCATTER)
     y: Array = new_empty(array.shape, array)
     _reduce_scatter(y, x, op, group)
     return y
@@ -439,7 +457,8 @@ def all_to_all(x: Sequence[Any], group: GroupLike = None) -> list[Array]:
             elements as `x[i]`.
         DistTimeoutError: A rank did not call within the group's timeout.
     """
-    arrays = [_array(block, "all_to_all", group) for block in x]
+    _check_list(x, "all_to_all", group)
+    arrays = [_array(block, "all_to_all", group, f"x[{place}]", _OF_ALL_TO_ALL) for place, block in enumerate(x)]
     blocks = [new_empty(array.shape, array) for array in arrays]
     _all_to_all(blocks, x, group)
     return blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -79,14 +80,17 @@ def cuda_number(device_id: Any) -> int | None:
     return place if isinstance(place, int) else getattr(device_id, "id", None)
 
 
-def taken(x: Any, name: str = "x") -> Any:
-    """Return `x` as a NumPy array or, in GPU memory, a CuPy array; raise TypeError for what is not an array."""
+def taken(x: Any, name: str = "x", hint: Callable[[Any, str], str] | None = None) -> Any:
+    """Return `x` as a NumPy array or, in GPU memory, a CuPy array; raise TypeError for what is not an array.
+
+    `hint` makes the end of that message; see `as_array`.
+    """
     if type(x) is np.ndarray:
         return x
     if getattr(x, "requires_grad", False):
         raise TypeError(f"{name} requires grad, but the result would have no gradient; pass {name}.detach()")
     if device_type_of(x) == "cpu":
-        return as_array(x, name)
+        return as_array(x, name, hint)
     from meshdist.arrays.device import as_device_array
 
     return as_device_array(x, name)

@@ -59,7 +59,7 @@ def as_array(value: Any, name: str, hint: Callable[[Any, str], str] | None = Non
             )
         return np.asarray(value)  # a subclass may define indexing differently, as np.matrix does
     if isinstance(value, np.generic):
-        raise TypeError(f"{name} must be an array, got the scalar {value!r}; use np.array({value!r})")
+        raise TypeError(f"{name} must be an array, got the scalar {value!r}{(hint or hint_of_input)(value, name)}")
     return shared_array(value, name, hint)
 
 

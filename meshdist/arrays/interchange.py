@@ -19,14 +19,14 @@ _EXTENSIONS = {
     "float8_e5m2fnuz": 1,
     "float8_e8m0fnu": 1,
 }
-OBJECTS = "; send objects by send_object_list, broadcast_object_list, all_gather_object and the like"
+OBJECTS = "; send objects with send_object_list, broadcast_object_list, all_gather_object and the like"
 """The end of a message about an array that is one of objects, or none."""
 _OF_TREES = (
     *("all_reduce", "reduce", "scan", "exscan", "broadcast"),
     *("all_gather", "all_gather_into_tensor", "gather"),
 )
 """The collectives whose forms in `functional` take trees of arrays and numbers."""
-_NUMBERS = (bool, int, float, complex, list, tuple)
+_NUMBERS = (bool, int, float, complex, np.number, np.bool_, list, tuple)
 _FAILURES = (TypeError, ValueError, RuntimeError, BufferError, AttributeError, NotImplementedError)
 
 

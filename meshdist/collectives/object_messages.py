@@ -23,6 +23,8 @@ from meshdist.runtime.work import Work
 if TYPE_CHECKING:
     from meshdist.runtime.interfaces import Group
 
+_OF_ONE = "; to send one object, pass [obj]"
+
 
 @GroupFunction
 def send_object_list(
@@ -66,7 +68,7 @@ def send_object_list(
         members.messages.send(_to_send(members, of, object_list), peer, plain_number(tag), of)
         return
     error_prefix = members.error_prefix(of)
-    pickles = pickled(error_prefix, as_list(error_prefix, "object_list", object_list))
+    pickles = pickled(error_prefix, as_list(error_prefix, "object_list", object_list, hint=_OF_ONE))
     members.messages.send(on_gpu(members, sizes_of(pickles)), peer, tag, of, is_size_exchange=True)
     members.messages.send(on_gpu(members, np.concatenate([*empty_blocks(1), *pickles])), peer, tag, of)
 
@@ -209,7 +211,7 @@ def irecv_object_list(
 
 def _to_send(members: Group, of: str, object_list: list[Any]) -> ObjectMessage:
     error_prefix = members.error_prefix(of)
-    objects = as_list(error_prefix, "object_list", object_list)
+    objects = as_list(error_prefix, "object_list", object_list, hint=_OF_ONE)
     try:
         return ObjectMessage.to_send(objects)
     except Exception as error:  # the objects' own code may raise anything

@@ -82,9 +82,9 @@ def cut(data: Array, sizes: Array) -> list[Array]:
     return parts
 
 
-def as_list(of: str, name: str, value: Any, length: int | None = None) -> list[Any]:
+def as_list(of: str, name: str, value: Any, length: int | None = None, hint: str = "") -> list[Any]:
     if not isinstance(value, list):
-        raise TypeError(f"{of}: {name} must be a list, got {type(value).__name__}")
+        raise TypeError(f"{of}: {name} must be a list, got {type(value).__name__}{hint}")
     if length is not None and len(value) != length:
         raise ValueError(f"{of}: {name} must hold {counted(length, 'object')}, one for each rank, got {len(value)}")
     return value

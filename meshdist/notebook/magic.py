@@ -131,7 +131,7 @@ class MeshMagics:
         if pool is None or before is None or options.restart or options.num_ranks != before.num_ranks:
             pool = self._new_pool(options)
             if before is not None and before.axes and not options.axes:
-                print(f"cells have no `mesh` any more; pass --axes, as in --axes dp={options.num_ranks}")
+                print(f"`mesh` is no longer defined in cells; pass --axes, as in --axes dp={options.num_ranks}")
         elif (options.backend, options.timeout_s) != (before.backend, before.timeout_s):
             pool.join_new_world(options.backend, options.timeout_s)
             print(
@@ -156,7 +156,7 @@ class MeshMagics:
             pool.close()
             raise
         if self._pool is not None:
-            print(f"new workers take the place of {self._pool.size}, whose variables are gone")
+            print(f"new workers have replaced the previous {self._pool.size}; their variables are lost")
             self.stop()
         self._pool = pool
         atexit.register(self.stop)

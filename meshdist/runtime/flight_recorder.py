@@ -176,8 +176,9 @@ def located(error: BaseException, error_prefix: str, record: Record | None) -> t
     name_call_once(error, error_prefix)
     if error.needs_probe and record is not None and facts_in(record).name in ("recv", "irecv"):
         error.needs_probe = False
-        error.add(
-            "; for a message of unknown size or dtype, call probe first, and allocate the array by what it returns"
+        error.advice = (
+            "for a message of unknown size or dtype, call probe first, and allocate an array of the size and dtype that"
+            " it returns"
         )
     if record is not None and not error.is_earlier:
         error.made = _call_of(error, record)

@@ -38,11 +38,11 @@ def never_waited_for(calls: Calls, progress: Progress) -> str:
     if count == 1:
         return (
             f"1 async call was never waited for: {call}; its arrays may have been used before it was done: call wait()"
-            " of what it returns"
+            " on the Work that it returns"
         )
     return (
         f"{count} async calls were never waited for, the first of them {call}; their arrays may have been used before"
-        " they were done: call wait() of what they return"
+        " they were done: call wait() on the Works that they return"
     )
 
 

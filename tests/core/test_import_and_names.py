@@ -180,6 +180,9 @@ def test_names_that_are_not_there_are_looked_up_only_when_asked_for():
         ("Get_size", "get_world_size"),
         ("Bcast", "broadcast"),
         ("DeviceMash", "DeviceMesh"),
+        ("recieve", "recv"),  # codespell:ignore recieve
+        ("receive", "recv"),
+        ("init_mesh", "init_device_mesh"),
     ],
 )
 def test_the_right_spelling_is_named(name, meant):
@@ -196,8 +199,8 @@ def test_the_right_spelling_is_named(name, meant):
         ("value_and_grad", "write `from meshdist.autograd import value_and_grad`"),
         ("ANY_SOURCE", "write `recv(x)`, without `src`"),
         ("DistributedDataParallel", "`meshdist.parallel.GradientReducer` averages gradients"),
-        ("shift", 'a method of a mesh: `mesh["x"].shift(x)`'),
-        ("halo_exchange", 'a method of a mesh: `mesh["x"].halo_exchange(x)`'),
+        ("shift", 'it is a method of meshes: write `mesh["x"].shift(x)`'),
+        ("halo_exchange", "it is a method of meshes: write `mesh.halo_exchange(block, width)`"),
     ],
 )
 def test_what_to_write_instead_is_named(name, words):

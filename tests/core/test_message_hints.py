@@ -14,7 +14,7 @@ import meshdist as dist
 from meshdist import core, functional
 from meshdist.tensor import Shard, distribute_tensor
 
-OBJECTS = "; send objects by send_object_list, broadcast_object_list, all_gather_object and the like"
+OBJECTS = "; send objects with send_object_list, broadcast_object_list, all_gather_object and the like"
 
 OF_ALL = "init_process_group and new_group take the timeout of all calls"
 OF_SENDRECV = "send, recv, dst, src, group, tag, group_dst, group_src, recv_tag"
@@ -90,6 +90,11 @@ def test_what_to_write_instead(call, words):
         (lambda x, mesh: dist.all_reduce(x, asynch=True), "'asynch'; did you mean async_op=?"),
         (lambda x, mesh: dist.all_reduce(x, asynchronous=True), "'asynchronous'; did you mean async_op=?"),
         (lambda x, mesh: dist.all_reduce(x, axis="dp"), 'along an axis of a mesh: mesh["dp"].all_reduce(...)'),
+        (
+            lambda x, mesh: dist.reduce_scatter_tensor(x, x, dim=1),
+            "'dim'; meshdist.functional.reduce_scatter_tensor takes dim=, a dimension of the array; along an axis of a"
+            ' mesh: mesh["dp"].reduce_scatter_tensor(...)',
+        ),
         (lambda x, mesh: dist.all_reduce(x, bogus=1), "'bogus'; it takes tensor, op, group, async_op"),
         (lambda x, mesh: dist.sendrecv(x, x, 0, 0, foo=1), f"'foo'; it takes {OF_SENDRECV}"),
         (lambda x, mesh: dist.recv(x, src=0, timeout=1), f"'timeout'; `irecv(...).wait(timeout=...)` {OF_ONE}"),
@@ -213,7 +218,7 @@ def test_how_the_axes_of_a_mesh_are_named(call, words):
         (lambda: dist.all_reduce(np.ones(1), reduce_op="sum"), "'reduce_op'; did you mean op=?"),
         (lambda: dist.all_reduce(np.ones(1), op="maxloc"), "avg; the place of an extreme is not supported: gather"),
         (lambda: dist.ReduceOp.MINLOC, "PREMUL_SUM; the place of an extreme is not supported: gather the values"),
-        (lambda: dist.shift, """'shift': a method of a mesh: `mesh["x"].shift(x)`"""),
+        (lambda: dist.shift, """'shift': it is a method of meshes: write `mesh["x"].shift(x)`"""),
         (
             lambda: dist.Comm_split,
             "'Comm_split': `new_subgroups_by_enumeration(lists)` creates groups, and each axis of",
@@ -230,7 +235,26 @@ def test_how_the_axes_of_a_mesh_are_named(call, words):
         (lambda: dist.isend("abc", 0), f"tensor must be an array, got str{OBJECTS}"),
         (lambda: dist.all_reduce(3), "got int; use np.array(tensor), or functional.all_reduce, which takes numbers"),
         (lambda: functional.all_reduce("x"), "all_reduce on group 'world' (rank 0 of 1): x must be an array, got str"),
-        (lambda: functional.all_to_all(["x"]), "all_to_all on group 'world' (rank 0 of 1): x must be an array"),
+        (lambda: functional.all_to_all(["x"]), "all_to_all on group 'world' (rank 0 of 1): x[0] must be an array"),
+        (
+            lambda: functional.all_to_all([1]),
+            "x[0] must be an array, got int; x is a list of arrays, one for each rank; functional.all_to_all_single(",
+        ),
+        (
+            lambda: functional.reduce_scatter([1.0]),
+            "x[0] must be an array, got float; x is a list of arrays, one for each rank; functional.reduce_scatter_ten",
+        ),
+        (lambda: functional.reduce_scatter(3), "x must be a list of arrays, one for each rank, got int"),
+        (
+            lambda: functional.scatter([1, 2], src=0),
+            "x must be an array, got list; as x, pass an array of the shape and dtype of one block, and the blocks as",
+        ),
+        (
+            lambda: dist.all_reduce(np.float64(3)),
+            "; use np.array(tensor), or functional.all_reduce, which takes numbers and lists, and returns the result",
+        ),
+        (lambda: dist.recv(np.int64(3)), "make an array for the result, as buf = np.empty(()), and pass that"),
+        (lambda: dist.send_object_list({"a": 1}, 0), "must be a list, got dict; to send one object, pass [obj]"),
     ],
 )
 def test_names_and_arguments_that_are_called_otherwise(call, words):

@@ -45,7 +45,7 @@ class NoArray:
 WRONG_ARRAYS = {
     "None": (None, TypeError, "None"),
     "number": (3.0, TypeError, "array.*float"),
-    "NumPy scalar": (np.float32(3), TypeError, "array.*scalar.*np.array"),
+    "NumPy scalar": (np.float32(3), TypeError, "array.*scalar.*np.(array|empty)"),
     "text": ("abc", TypeError, "array.*str"),
     "no array": (NoArray(), TypeError, "array.*NoArray"),
     "masked": (np.ma.masked_array([1.0], [True]), TypeError, r"masked array.*filled"),

@@ -225,11 +225,11 @@ def test_other_workers_take_the_place_of_those_before(shell, capsys):
     shell.run_cell_magic("mesh", "-n 2", "world_size")
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [
-        "new workers take the place of 4, whose variables are gone",
-        "cells have no `mesh` any more; pass --axes, as in --axes dp=2",
+        "new workers have replaced the previous 4; their variables are lost",
+        "`mesh` is no longer defined in cells; pass --axes, as in --axes dp=2",
     ]
     shell.run_cell_magic("mesh", "-n 1", "world_size")
-    assert "no `mesh` any more" not in capsys.readouterr().out  # there was none
+    assert "`mesh` is no longer defined" not in capsys.readouterr().out  # there was none
     shell.run_cell_magic("mesh", "-n 2", "world_size")
 
 
