@@ -34,3 +34,11 @@ def test_the_cause_is_here_unless_said():
 def test_the_call_that_failed_in_words():
     made = CallMade("call", 18, "train.py:42", peers_last=17)
     assert str(made) == "its last was call 17, this is call 18, at train.py:42"
+
+
+def test_advice_follows_the_line_of_the_call():
+    error = DistBackendError("rank 0 sent float32[5]", hang_report="  who waits")
+    error.advice = "call probe first"
+    error.locate("recv on group 'world'", CallMade("message", 1, "train.py:42"))
+    expected = "recv on group 'world': rank 0 sent float32[5]; this is message 1, at train.py:42; call probe first\n"
+    assert str(error) == f"{expected}  who waits"
