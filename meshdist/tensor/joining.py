@@ -188,7 +188,7 @@ def repeat(a: DTensor, repeats: Any, axis: int | None = None) -> DTensor:
         edges = [int(before[row]) for row in accumulate(cut.sizes, initial=0)]
         cuts[axis] = Cut(cut.axes, tuple(end - first for first, end in pairwise(edges)))
     layout = ArrayLayout.of_cuts(shape, a.layout.mesh_shape, cuts, a.layout.pending)
-    local = a.to_local().repeat(repeats if np.size(repeats) == 1 else counts[held].tolist(), axis)
+    local = a.to_local().repeat(int(np.ravel(repeats)[0]) if np.size(repeats) == 1 else counts[held].tolist(), axis)
     return wrap(local, layout, a.mesh, a._origin)
 
 

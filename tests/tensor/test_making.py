@@ -271,32 +271,39 @@ def test_placements_that_do_not_fit(placements: Any, error: type[Exception], mes
 
 
 def test_errors_about_placements_and_arguments_name_the_call() -> None:
-    mesh = meshdist.init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
-    x = zeros((2, 2), mesh=mesh)
-    new: Any = zeros  # its arguments are wrong
-    move: Any = x.redistribute
-    for call, error, message in (
-        (
-            lambda: zeros((2,), mesh=mesh, placements=[Shard(1)]),
-            PlacementError,
-            r"^zeros: placements: Shard\(1\) shards",
-        ),
-        (
-            lambda: x.redistribute([Shard(2)]),
-            PlacementError,
-            r"^redistribute: placements: Shard\(2\) shards dimension 2",
-        ),
-        (
-            lambda: DTensor.from_local(WHOLE, mesh, {"tp": Shard(0)}),
-            KeyError,
-            "DTensor.from_local: placements: unknown",
-        ),
-        (lambda: new((2, 2), mesh, [Shard(0)]), TypeError, "these are keywords: mesh=, placements="),
-        (lambda: new((2, 2), device_mesh=mesh), TypeError, r"did you mean mesh=\?"),
-        (lambda: move(mesh, [Shard(0)]), TypeError, r"an array stays on its mesh: write x.redistribute\(placements\)"),
-    ):
-        with pytest.raises(error, match=message):
-            call()
+    def program() -> None:
+        mesh = meshdist.init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+        x = zeros((2, 2), mesh=mesh)
+        new: Any = zeros  # its arguments are wrong
+        move: Any = x.redistribute
+        for call, error, message in (
+            (
+                lambda: zeros((2,), mesh=mesh, placements=[Shard(1)]),
+                PlacementError,
+                r"^zeros: placements: Shard\(1\) shards",
+            ),
+            (
+                lambda: x.redistribute([Shard(2)]),
+                PlacementError,
+                r"^redistribute: placements: Shard\(2\) shards dimension 2",
+            ),
+            (
+                lambda: DTensor.from_local(WHOLE, mesh, {"tp": Shard(0)}),
+                KeyError,
+                "DTensor.from_local: placements: unknown",
+            ),
+            (lambda: new((2, 2), mesh, [Shard(0)]), TypeError, "these are keywords: mesh=, placements="),
+            (lambda: new((2, 2), device_mesh=mesh), TypeError, r"did you mean mesh=\?"),
+            (
+                lambda: move(mesh, [Shard(0)]),
+                TypeError,
+                r"an array stays on its mesh: write x.redistribute\(placements\)",
+            ),
+        ):
+            with pytest.raises(error, match=message):
+                call()
+
+    meshdist.run(program, 1)
 
 
 @pytest.mark.parametrize(
