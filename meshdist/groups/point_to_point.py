@@ -335,6 +335,7 @@ class PointToPoint(Exchanges):
         try:
             backend = group.usable_backend(error_prefix, work.awaited)
         except (DistError, ValueError) as error:
+            self._recorder.end(work.record, error)
             work.complete(error)
             return
 
