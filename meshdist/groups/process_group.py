@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import partial
 from sys import _getframe
@@ -373,13 +373,8 @@ class ProcessGroup(CollectiveMethods, Membership):
         if writes:
             self.named(error_prefix, arrays.check_apart)
 
-        def packed(plan: Plan) -> tuple[Buffers, Buffers]:
-            return arrays.packed(factor, copies=writes and plan.apart and must_be_copied(call))
-
-        def finish(received: Buffers) -> None:
-            if writes:
-                arrays.unpack(received)
-            arrays.release()
+        def plain_for(plan: Plan) -> AbstractContextManager[tuple[Buffers, Buffers]]:
+            return arrays.plain(factor, copies=writes and plan.apart and must_be_copied(call), writes=writes)
 
         def steps() -> Iterator[Waitable]:
             self.check_usable(error_prefix)
@@ -390,14 +385,8 @@ class ProcessGroup(CollectiveMethods, Membership):
                 plan.facts = facts
                 if not collective.meets:  # the calls of a remembered plan begin at once
                     remember(plans, key, plan)
-            sent, received = packed(plan)
-            yield from plan.steps(sent, received)
-            finish(received)
-
-        def run(plan: Plan) -> None:
-            sent, received = packed(plan)
-            plan.run(sent, received)
-            finish(received)
+            with plain_for(plan) as (sent, received):
+                yield from plan.steps(sent, received)
 
         self.num_calls += 1
         queued = async_op or bool(self._queued)
@@ -409,7 +398,8 @@ class ProcessGroup(CollectiveMethods, Membership):
         deadline = None if timeout_s is None else Deadline(timeout_s)
         try:
             if prepared is not None and deadline is None:
-                run(prepared)
+                with plain_for(prepared) as (sent, received):
+                    prepared.run(sent, received)
             else:
                 for waitable in steps():
                     backend.wait(waitable, error_prefix, deadline)

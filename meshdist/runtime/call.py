@@ -6,6 +6,7 @@ PassedArrays makes its buffers of the arrays that the user passed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from hashlib import blake2b
@@ -282,22 +283,21 @@ class PassedArrays:
         if isinstance(self._taken, list):
             check_apart(self._taken, self._names[1])
 
-    def packed(self, factor: PremulSum | None, *, copies: bool) -> tuple[Buffers, Buffers]:
-        """Return plain arrays to send, multiplied by `factor` if there is one, and plain arrays to receive into."""
+    @contextmanager
+    def plain(self, factor: PremulSum | None, *, copies: bool, writes: bool) -> Iterator[tuple[Buffers, Buffers]]:
+        """Give plain arrays to send, multiplied by `factor` if there is one, and plain arrays to receive into.
+
+        At the end, what was received is copied to the user's arrays if the call `writes` and it was not received there.
+        """
         sent = self._plain(self._given, copies) if factor is None else _scaled(factor, self._given)
-        return sent, sent if self._in_place else self._plain(self._taken)
-
-    def unpack(self, received: Buffers) -> None:
-        """After a call: copy what was received to the user's arrays, unless it was received there."""
-        for array, plain in zip(each(self._taken), each(received), strict=True):
-            if plain is not array:
-                array[...] = plain
-
-    def release(self) -> None:
-        """After a call: no more use the memory of plain arrays that are not the user's. After an error, a peer may."""
+        received = sent if self._in_place else self._plain(self._taken)
+        yield sent, received  # after an error, a peer may still use the memory
+        if writes:
+            for array, plain in zip(each(self._taken), each(received), strict=True):
+                if plain is not array:
+                    array[...] = plain
         for scratch in self._packed:
             scratch.release()
-        self._packed = []
 
     def _plain(self, buffers: Buffers, copy: bool = False) -> Buffers:
         if isinstance(buffers, list):

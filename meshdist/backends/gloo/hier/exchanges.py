@@ -18,7 +18,7 @@ from meshdist.backends.gloo.hier.call_tracker import CallTracker
 from meshdist.backends.gloo.hier.hierarchy import Hierarchy
 from meshdist.backends.gloo.hier.rail import Rail, RailPlan, bytes_of
 from meshdist.backends.gloo.hier.small_allgather import SmallAllgather, put_side_by_side
-from meshdist.backends.gloo.shm.move_selection import keep_own
+from meshdist.backends.gloo.shm.move_plans import keep_own
 from meshdist.collectives.algorithms.pairwise import exchange_blocks
 from meshdist.collectives.dataflow import Blocks, TransferSpec
 from meshdist.runtime.call import Buffers, Call

@@ -20,7 +20,7 @@ from meshdist.backends.gloo.shm.barrier_plans import BarrierPlan, OneStep, SlotC
 from meshdist.backends.gloo.shm.chunked_reduction import RANKS_ALONE, is_added_quickly, ways_in_chunks
 from meshdist.backends.gloo.shm.copying import Reduced, SingleCopyPlan
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, EarlyReturn
-from meshdist.backends.gloo.shm.move_selection import copies_of, put
+from meshdist.backends.gloo.shm.move_plans import copies_of, put
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.tuned_plan import ONE_STEP, Ways, fastest
 from meshdist.backends.gloo.shm.tuning import LEAST_IN_CHUNKS
