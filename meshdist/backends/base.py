@@ -20,6 +20,7 @@ from meshdist.runtime.waiting import Incoming, Probe, Waitable, wait_until
 from meshdist.system.deadline import Deadline
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from types import CodeType
 
     from meshdist.backends.backend_options import BackendOptions
@@ -35,6 +36,8 @@ _TEXT_BYTES = 248
 # A fast path for small messages: it sends or receives a plain array, or returns False without effect if the caller
 # has to use `send` or `recv`.
 FastPath: TypeAlias = "Callable[[Array], bool]"
+# A context with plain arrays in the place of those that the user passed.
+Plain: TypeAlias = "Callable[[], AbstractContextManager[tuple[Buffers, Buffers]]]"
 
 
 class Choice(NamedTuple):
@@ -94,6 +97,11 @@ class Plan(ABC):
         """Carry out the call and return when it is complete."""
         for waitable in self.steps(send, recv):
             self.wait(waitable)
+
+    def run_strided(self, send: Buffers, recv: Buffers, plain: Plain) -> None:
+        """Carry out a call with arrays of any strides, in native byte order; `plain` gives plain ones instead."""
+        with plain() as (sent, received):
+            self.run(sent, received)
 
     def rest(self, recv: Buffers, word: int, phase: int) -> Iterator[Waitable]:
         """Go on with a call that the core has begun: it has signalled `word`, and uses the slots of `phase`."""

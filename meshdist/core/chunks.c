@@ -10,6 +10,7 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
     int num_sent, num_received;
+    bool reduces;
     Py_ssize_t chunk_bytes;
     Py_ssize_t num_runs;
     struct Run { /* chunks whose steps are the same, at places that are a chunk further in every array */
@@ -21,10 +22,15 @@ typedef struct {
 /* The data of the arrays of a call, at the place of the next chunk. */
 typedef struct {
     char *sent[MOST_ARRAYS], *received[MOST_ARRAYS];
+    Strided arrays, *strided; /* NULL if all are contiguous */
 } Data;
 
 static void advance(const Chunks *self, Data *data)
 {
+    if (data->strided != NULL) {
+        data->strided->begin += self->chunk_bytes;
+        return;
+    }
     for (int i = 0; i < self->num_sent; i++)
         data->sent[i] += self->chunk_bytes;
     for (int i = 0; i < self->num_received; i++)
@@ -38,12 +44,12 @@ static int carry_out(const Chunks *self, Data *data, bool has_begun)
     for (const struct Run *run = self->runs; run < self->runs + self->num_runs; run++) {
         for (Py_ssize_t done = 0; done < run->count; done++) {
             int phase = run->first->barrier->phase;
-            int status = has_begun ? 0 : step_meet(run->first, data->sent, data->received, &phase);
+            int status = has_begun ? 0 : step_meet(run->first, data->sent, data->received, data->strided, &phase);
             if (status != 0)
                 return status;
             has_begun = false;
-            step_finish(run->first, phase, data->sent, data->received);
-            if (run->second != NULL && step_run(run->second, data->sent, data->received) < 0)
+            step_finish(run->first, phase, data->sent, data->received, data->strided);
+            if (run->second != NULL && step_run(run->second, data->sent, data->received, NULL) < 0)
                 return -1;
             if (PyErr_CheckSignals() < 0)
                 return -1;
@@ -56,7 +62,7 @@ static int carry_out(const Chunks *self, Data *data, bool has_begun)
 static int begin(const Chunks *self, Data *data)
 {
     int phase;
-    return self->num_runs ? step_meet(self->runs->first, data->sent, data->received, &phase) : 0;
+    return self->num_runs ? step_meet(self->runs->first, data->sent, data->received, data->strided, &phase) : 0;
 }
 
 static int run_all(const Chunks *self, Data *data) { return carry_out(self, data, false); }
@@ -65,13 +71,20 @@ static int finish(const Chunks *self, Data *data) { return carry_out(self, data,
 static PyObject *run(Chunks *self, PyObject *const *args, Py_ssize_t num_args, int (*carry)(const Chunks *, Data *))
 {
     Data data;
+    data.strided = NULL;
     if (num_args != 2) {
         PyErr_SetString(PyExc_TypeError, "Chunks take what is sent and what is received");
         return NULL;
     }
     if (read_arrays(args[0], C_CONTIGUOUS, data.sent) < self->num_sent
-        || read_arrays(args[1], CARRAY, data.received) < self->num_received)
-        Py_RETURN_FALSE;
+        || read_arrays(args[1], CARRAY, data.received) < self->num_received) {
+        data.strided = &data.arrays;
+        if (self->reduces || !read_strided(args[0], self->num_sent, args[1], self->num_received, data.strided)) {
+            if (PyErr_Occurred())
+                return NULL;
+            Py_RETURN_FALSE;
+        }
+    }
     int status = carry(self, &data);
     if (status < 0)
         return NULL;
@@ -110,9 +123,11 @@ static int read_runs(Chunks *self, PyObject *list)
         if (entry != NULL && PyArg_ParseTuple(entry, "O!On", step_type, &first, &second, &chunks)) {
             if (second != Py_None && Py_TYPE(second) != step_type)
                 PyErr_SetString(PyExc_TypeError, "Chunks: a second step must be a Step, or None");
-            else
+            else {
+                self->reduces |= ((Step *)first)->reduction.combine != NULL;
                 self->runs[self->num_runs++] = (struct Run){
                     (Step *)Py_NewRef(first), second == Py_None ? NULL : (Step *)Py_NewRef(second), chunks};
+            }
         }
         Py_XDECREF(entry);
     }

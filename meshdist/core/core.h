@@ -129,6 +129,28 @@ bool find_reduction(const char *op, char kind, Py_ssize_t itemsize, Reduction *f
 void divide(char *out, Py_ssize_t itemsize, Py_ssize_t count, int divisor);
 
 /* ---- step.c: calls of few bytes, carried out in one step; see `OneStep` */
+/* As many arrays as a call may have on each side; with more, NumPy's part does not show. */
+enum { MOST_ARRAYS = 512 };
+
+/* An array whose elements lie in rows of so many bytes, at equal distances; of a contiguous array the number is 0. */
+typedef struct {
+    char *data;
+    Py_ssize_t num_bytes, stride;
+} Rows;
+
+/* A block that a rank has itself, copied without a slot. */
+typedef struct {
+    int from, to; /* arrays */
+    Py_ssize_t begin, place, num_bytes;
+} Kept;
+
+/* The arrays of a call that moves data, of which some are not contiguous, and how many bytes further in each its places
+   are. */
+typedef struct {
+    Rows sent[MOST_ARRAYS], received[MOST_ARRAYS];
+    Py_ssize_t begin;
+} Strided;
+
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
@@ -150,10 +172,7 @@ typedef struct {
         } *parts;
     } puts[2], takes[2];
     int num_kept;
-    struct Kept { /* a block that this rank has itself, copied without a slot */
-        int from, to; /* arrays */
-        Py_ssize_t begin, place, num_bytes;
-    } *kept;
+    Kept *kept;
     Reduction reduction; /* none if `combine` is NULL */
     int num_rows;
     char **rows[2]; /* if ranks return early, those of the first phase, and of the current one */
@@ -174,20 +193,21 @@ typedef struct {
 
 extern PyTypeObject *step_type;
 /* The two halves of a call: put what is sent, signal, and copy what the rank keeps, which returns -1 with an error set; and,
-   once all have signalled, take what is received. */
-int step_begin(Step *step, char *const *sent, char *const *received, uint64_t *word, int *phase);
-void step_finish(Step *step, int phase, char *const *sent, char *const *received);
+   once all have signalled, take what is received. Of arrays that are `strided`, the others are NULL. */
+int step_begin(Step *step, char *const *sent, char *const *received, const Strided *strided, uint64_t *word, int *phase);
+void step_finish(Step *step, int phase, char *const *sent, char *const *received, const Strided *strided);
 /* The first half, and wait until all have signalled. Returns -1 with an error set, and 1 if the ranks' sizes are not those
    agreed. */
-int step_meet(Step *step, char *const *sent, char *const *received, int *phase);
+int step_meet(Step *step, char *const *sent, char *const *received, const Strided *strided, int *phase);
 /* Carry out a call with these arrays, whose sizes have been checked. Returns -1 with an error set, and 1 if nothing has
    been taken because the ranks' sizes are not those agreed. */
-int step_run(Step *step, char *const *sent, char *const *received);
+int step_run(Step *step, char *const *sent, char *const *received, const Strided *strided);
 
-/* As many arrays as a call may have on each side; with more, NumPy's part does not show. */
-enum { MOST_ARRAYS = 512 };
 /* The data of an array, or of a list of them. Returns how many there are; -1 if they are not plain arrays. */
 int read_arrays(PyObject *buffers, int flags, char **data);
+/* Read the arrays of a call, so many or more, which need not be contiguous, from its begin on. Returns whether all can be
+   told by rows; if not, an error may be set. */
+bool read_strided(PyObject *sent, int num_sent, PyObject *received, int num_received, Strided *strided);
 
 /* ---- chunks.c: calls of many bytes, in a step for each chunk; see `InChunks` */
 extern PyTypeObject *chunks_type;
@@ -197,7 +217,13 @@ extern PyTypeObject *single_copy_type;
 /* Copy from another process; return whether all of it was, else with errno set. */
 bool read_memory(long pid, uint64_t address, char *data, Py_ssize_t size);
 
-/* ---- strided.c: the messages of arrays that are not contiguous */
+/* ---- strided.c: arrays that are not contiguous */
+/* Return whether the elements of an array lie in rows; if not, an error may be set. */
+bool rows_of(const Array *array, Rows *rows);
+/* Copy bytes of an array, from an offset on in the order of its elements, to contiguous memory; or, unless it `packs`, from
+   there. */
+void copy_rows(const Rows *rows, Py_ssize_t offset, char *plain, Py_ssize_t size, bool packs);
+
 Py_ssize_t num_elements(const Array *array);
 /* What a message goes out of: the array itself if it is contiguous, else a packed copy. And what it comes into; the array is
    unpacked from that. A new reference; NULL with an error set, or without one if it cannot be filled, or Python has to see. */

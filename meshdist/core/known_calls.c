@@ -43,6 +43,8 @@ typedef struct Arg {
     int64_t number;
     int flags, num_dims, count;
     Py_ssize_t *shape, num_bytes;
+    Py_ssize_t *strides; /* of an array that is not contiguous; NULL if any will do */
+    char *begin;         /* where its memory was */
     struct Arg *items;
 } Arg;
 
@@ -95,12 +97,16 @@ static void arg_clear(Arg *arg)
         arg_clear(&arg->items[i]);
     PyMem_Free(arg->items);
     PyMem_Free(arg->shape);
-    arg->items = NULL, arg->shape = NULL, arg->count = 0;
+    PyMem_Free(arg->strides);
+    arg->items = NULL, arg->shape = arg->strides = NULL, arg->count = 0;
 }
 
+/* Unless the array is contiguous, its strides are kept if `flags` ask for a contiguous one. */
 static bool learn_array(Arg *arg, PyObject *object, int flags)
 {
     Array *array = (Array *)object;
+    bool keeps_strides = is_array(object) && (flags & C_CONTIGUOUS) && !(array->flags & C_CONTIGUOUS);
+    flags &= keeps_strides ? ~C_CONTIGUOUS : ~0;
     if (!is_array(object) || (array->flags & flags) != flags)
         return false;
     arg->kind = ARRAY, arg->flags = flags, arg->num_dims = array->num_dims;
@@ -114,6 +120,14 @@ static bool learn_array(Arg *arg, PyObject *object, int flags)
     }
     Py_DECREF(num_bytes);
     memcpy(arg->shape, array->shape, array->num_dims * sizeof *arg->shape);
+    arg->begin = array->data;
+    if (keeps_strides) {
+        char *end;
+        if ((arg->strides = PyMem_New(Py_ssize_t, array->num_dims)) == NULL)
+            return false;
+        memcpy(arg->strides, array->strides, array->num_dims * sizeof *arg->strides);
+        extent_of(array, arg->num_bytes / num_elements(array), &arg->begin, &end);
+    }
     return true;
 }
 
@@ -245,7 +259,9 @@ static bool matches(const Arg *arg, PyObject *object)
         const Array *array = (Array *)object;
         return is_array(object) && array->dtype == arg->value && (array->flags & arg->flags) == arg->flags
                && array->num_dims == arg->num_dims
-               && memcmp(array->shape, arg->shape, arg->num_dims * sizeof *arg->shape) == 0;
+               && memcmp(array->shape, arg->shape, arg->num_dims * sizeof *arg->shape) == 0
+               && (arg->strides == NULL
+                   || memcmp(array->strides, arg->strides, arg->num_dims * sizeof *arg->strides) == 0);
     }
     if (arg->kind == IDENTICAL)
         return object == arg->value || is_equal_integer(object, arg->value);
@@ -454,23 +470,31 @@ typedef struct {
     Py_ssize_t num_bytes[MOST_KNOWN_ARRAYS];
 } Buffers;
 
+static void gather_array(const Arg *arg, const Array *array, char **data, Py_ssize_t *num_bytes)
+{
+    *data = array->data, *num_bytes = arg->num_bytes;
+    if (!(array->flags & C_CONTIGUOUS)) {
+        char *end;
+        extent_of(array, arg->num_bytes / num_elements(array), data, &end);
+        *num_bytes = end - *data;
+    }
+}
+
 static int gather(const Arg *arg, PyObject *object, Buffers *buffers)
 {
     if (arg->kind != LIST) {
-        Array *array = (Array *)object;
-        buffers->data[0] = array->data, buffers->num_bytes[0] = arg->num_bytes;
-        if (!(array->flags & C_CONTIGUOUS)) {
-            char *end;
-            extent_of(array, arg->num_bytes / num_elements(array), &buffers->data[0], &end);
-            buffers->num_bytes[0] = end - buffers->data[0];
-        }
+        gather_array(arg, (Array *)object, &buffers->data[0], &buffers->num_bytes[0]);
         return 1;
     }
-    for (int i = 0; i < arg->count; i++) {
-        buffers->data[i] = ((Array *)PyList_GET_ITEM(object, i))->data;
-        buffers->num_bytes[i] = arg->items[i].num_bytes;
-    }
+    for (int i = 0; i < arg->count; i++)
+        gather_array(&arg->items[i], (Array *)PyList_GET_ITEM(object, i), &buffers->data[i], &buffers->num_bytes[i]);
     return arg->count;
+}
+
+static const Arg *arg_of(const Memo *memo, int place, int i)
+{
+    const Arg *arg = &memo->args[place];
+    return arg->kind == LIST ? &arg->items[i] : arg;
 }
 
 static bool overlap(const char *one, Py_ssize_t one_bytes, const char *other, Py_ssize_t other_bytes)
@@ -578,15 +602,25 @@ int record_done(PyObject *record)
     return now == NULL || PyList_SetItem(record, COMPLETED, now) < 0 ? -1 : 1;
 }
 
+/* Whether arrays lie as far apart as those of the call that is kept, which shared no elements; all with these strides. */
+static bool lie_as_before(const Arg *one, char *data, const Arg *other, char *other_data)
+{
+    return (one->strides != NULL || other->strides != NULL) && data - other_data == one->begin - other->begin;
+}
+
 /* Whether arrays of a call that have to be apart share memory. */
 static bool share_memory(const Memo *memo, const Buffers *sent, const Buffers *received, bool in_place)
 {
     for (int i = 0; i < received->count; i++) {
         for (int j = 0; j < i; j++)
-            if (overlap(received->data[i], received->num_bytes[i], received->data[j], received->num_bytes[j]))
+            if (overlap(received->data[i], received->num_bytes[i], received->data[j], received->num_bytes[j])
+                && !lie_as_before(arg_of(memo, memo->recv, i), received->data[i], arg_of(memo, memo->recv, j),
+                                  received->data[j]))
                 return true;
         for (int j = 0; memo->apart && !in_place && j < sent->count; j++)
-            if (overlap(received->data[i], received->num_bytes[i], sent->data[j], sent->num_bytes[j]))
+            if (overlap(received->data[i], received->num_bytes[i], sent->data[j], sent->num_bytes[j])
+                && !lie_as_before(arg_of(memo, memo->recv, i), received->data[i], arg_of(memo, memo->send, j),
+                                  sent->data[j]))
                 return true;
     }
     return false;
@@ -654,7 +688,7 @@ static int run_call(const Memo *memo, const Buffers *sent, const Buffers *receiv
     if (*record == NULL)
         return -1;
     if (Py_TYPE(memo->run) == step_type)
-        return step_run((Step *)memo->run, sent->data, received->data) < 0 ? -1 : record_done(*record);
+        return step_run((Step *)memo->run, sent->data, received->data, NULL) < 0 ? -1 : record_done(*record);
     PyObject *ran = PyObject_CallFunctionObjArgs(memo->run, send, recv, NULL);
     Py_XDECREF(ran);
     return ran == NULL ? -1 : record_done(*record);

@@ -188,7 +188,7 @@ static bool is_agreed(const SingleCopy *self)
     const int64_t *words = self->tables[self->barrier->phase];
     const int64_t *sizes = (const int64_t *)PyBytes_AS_STRING(self->agreed);
     for (int pairs = self->num_ranks * self->num_ranks; pairs > 0; pairs--, words += TABLE_WORDS, sizes += 2) {
-        if (words[1] != sizes[0] || words[2] != sizes[1] || (words[1] && !words[0]))
+        if (words[1] != sizes[0] || words[2] != sizes[1] || (words[1] && words[0] <= 0))
             return false;
     }
     return true;

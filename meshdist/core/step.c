@@ -5,28 +5,66 @@
 
 PyTypeObject *step_type;
 
-/* Shorter parts of a list are reduced all at once, and then copied. */
-enum { SHORTEST_PART = 2 << 10 };
+/* Shorter parts of a list are reduced all at once, and then copied. And how much is packed at a time: it stays in the
+   innermost cache. */
+enum { SHORTEST_PART = 2 << 10, PACKED = 16 << 10 };
 
 /* The lists of parts, one for each phase; or one for all, of which the places are so many bytes further. */
 static int num_lists(const Step *self) { return self->awaited == ALL ? 2 : 1; }
 static int list_of(const Step *self, int phase) { return self->awaited == ALL ? phase : 0; }
 static Py_ssize_t shift_of(const Step *self, int phase) { return self->awaited == ALL ? 0 : phase * self->phase_bytes; }
 
-int step_begin(Step *self, char *const *sent, char *const *received, uint64_t *word, int *phase)
+static Py_ssize_t least(Py_ssize_t one, Py_ssize_t other) { return one < other ? one : other; }
+
+/* Copy bytes of an array into a slot. */
+static void put_rows(Pace *pace, char *place, const Rows *rows, Py_ssize_t offset, Py_ssize_t size)
+{
+    char packed[PACKED];
+    if (rows->num_bytes == 0) {
+        copy_out(pace, place, rows->data + offset, size);
+        return;
+    }
+    for (Py_ssize_t done = 0, length; done < size; done += length) {
+        length = least(PACKED, size - done);
+        copy_rows(rows, offset + done, packed, length, true);
+        copy_out(pace, place + done, packed, length);
+    }
+}
+
+static void keep_rows(const Kept *kept, const Strided *strided)
+{
+    char packed[PACKED];
+    for (Py_ssize_t done = 0, length; done < kept->num_bytes; done += length) {
+        length = least(PACKED, kept->num_bytes - done);
+        copy_rows(&strided->sent[kept->from], kept->begin + strided->begin + done, packed, length, true);
+        copy_rows(&strided->received[kept->to], kept->place + strided->begin + done, packed, length, false);
+    }
+}
+
+int step_begin(Step *self, char *const *sent, char *const *received, const Strided *strided, uint64_t *word, int *phase)
 {
     *phase = self->awaited == ALL ? self->barrier->phase ^= !self->is_second : barrier_record(self->barrier, self->text);
     const struct Parts *puts = &self->puts[list_of(self, *phase)];
     Py_ssize_t shift = shift_of(self, *phase);
     PyThreadState *thread = self->yields ? PyEval_SaveThread() : NULL;
-    for (const struct Part *part = puts->parts; part < puts->parts + puts->count; part++)
-        copy_out(&self->barrier->pace, part->place + shift,
-                 (part->which < 0 ? self->sizes : sent[part->which]) + part->offset, part->num_bytes);
+    Pace *pace = &self->barrier->pace;
+    for (const struct Part *part = puts->parts; part < puts->parts + puts->count; part++) {
+        if (part->which < 0)
+            copy_out(pace, part->place + shift, self->sizes + part->offset, part->num_bytes);
+        else if (strided == NULL)
+            copy_out(pace, part->place + shift, sent[part->which] + part->offset, part->num_bytes);
+        else
+            put_rows(pace, part->place + shift, &strided->sent[part->which], part->offset + strided->begin, part->num_bytes);
+    }
     if (thread != NULL)
         PyEval_RestoreThread(thread);
     int status = barrier_signal(self->barrier, self->fingerprint, self->awaited, word);
-    for (const struct Kept *kept = self->kept; kept < self->kept + self->num_kept; kept++)
-        memmove(received[kept->to] + kept->place, sent[kept->from] + kept->begin, kept->num_bytes);
+    for (const Kept *kept = self->kept; kept < self->kept + self->num_kept; kept++) {
+        if (strided == NULL)
+            memmove(received[kept->to] + kept->place, sent[kept->from] + kept->begin, kept->num_bytes);
+        else
+            keep_rows(kept, strided);
+    }
     return status;
 }
 
@@ -56,7 +94,7 @@ static void reduce_parts(Step *self, int phase, char *const *received)
     }
 }
 
-static char *const *rows_of(Step *self, int phase, char *const *sent)
+static char *const *reduced_rows(Step *self, int phase, char *const *sent)
 {
     if (self->own.row >= 0)
         self->rows[phase][self->own.row] = sent[self->own.which] + self->own.offset;
@@ -67,7 +105,7 @@ static char *const *rows_of(Step *self, int phase, char *const *sent)
     return self->rows[1];
 }
 
-static void reduce_and_take(Step *self, int phase, char *const *sent, char *const *received)
+static void reduce_and_take(Step *self, int phase, char *const *sent, char *const *received, const Strided *strided)
 {
     if (self->part_rows != NULL) {
         reduce_parts(self, phase, received);
@@ -75,38 +113,43 @@ static void reduce_and_take(Step *self, int phase, char *const *sent, char *cons
     }
     if (self->reduction.combine != NULL) {
         char *total = self->totals[0] != NULL ? self->totals[list_of(self, phase)] : received[0];
-        self->reduction.combine(total, rows_of(self, phase, sent), self->num_rows, self->count);
+        self->reduction.combine(total, reduced_rows(self, phase, sent), self->num_rows, self->count);
         if (self->reduction.averages)
             divide(total, self->itemsize, self->count, self->num_rows);
     }
     const struct Parts *takes = &self->takes[list_of(self, phase)];
     Py_ssize_t shift = shift_of(self, phase);
-    for (const struct Part *part = takes->parts; part < takes->parts + takes->count; part++)
-        memcpy(received[part->which] + part->offset, part->place + shift, part->num_bytes);
+    for (const struct Part *part = takes->parts; part < takes->parts + takes->count; part++) {
+        if (strided == NULL)
+            memcpy(received[part->which] + part->offset, part->place + shift, part->num_bytes);
+        else
+            copy_rows(&strided->received[part->which], part->offset + strided->begin, part->place + shift, part->num_bytes,
+                      false);
+    }
 }
 
-void step_finish(Step *self, int phase, char *const *sent, char *const *received)
+void step_finish(Step *self, int phase, char *const *sent, char *const *received, const Strided *strided)
 {
     PyThreadState *thread = self->yields ? PyEval_SaveThread() : NULL;
-    reduce_and_take(self, phase, sent, received);
+    reduce_and_take(self, phase, sent, received, strided);
     if (thread != NULL)
         PyEval_RestoreThread(thread);
 }
 
-int step_meet(Step *self, char *const *sent, char *const *received, int *phase)
+int step_meet(Step *self, char *const *sent, char *const *received, const Strided *strided, int *phase)
 {
     uint64_t word;
-    if (step_begin(self, sent, received, &word, phase) < 0 || barrier_await(self->barrier, word, self->wait) < 0)
+    if (step_begin(self, sent, received, strided, &word, phase) < 0 || barrier_await(self->barrier, word, self->wait) < 0)
         return -1;
     return self->agreed != NULL
            && memcmp(self->tables[*phase], PyBytes_AS_STRING(self->agreed), PyBytes_GET_SIZE(self->agreed)) != 0;
 }
 
-int step_run(Step *self, char *const *sent, char *const *received)
+int step_run(Step *self, char *const *sent, char *const *received, const Strided *strided)
 {
-    int phase, status = step_meet(self, sent, received, &phase);
+    int phase, status = step_meet(self, sent, received, strided, &phase);
     if (status == 0)
-        step_finish(self, phase, sent, received);
+        step_finish(self, phase, sent, received, strided);
     return status;
 }
 
@@ -129,18 +172,45 @@ int read_arrays(PyObject *buffers, int flags, char **data)
     return (int)PyList_GET_SIZE(buffers);
 }
 
+static bool read_side(PyObject *buffers, int num_arrays, int flags, Rows *rows)
+{
+    bool is_list = PyList_CheckExact(buffers);
+    if (num_arrays > (is_list ? PyList_GET_SIZE(buffers) : 1))
+        return false;
+    for (int i = 0; i < num_arrays; i++) {
+        PyObject *array = is_list ? PyList_GET_ITEM(buffers, i) : buffers;
+        if (!is_array(array) || (((Array *)array)->flags & flags) != flags || !rows_of((Array *)array, &rows[i]))
+            return false;
+    }
+    return true;
+}
+
+bool read_strided(PyObject *sent, int num_sent, PyObject *received, int num_received, Strided *strided)
+{
+    strided->begin = 0;
+    return read_side(sent, num_sent, 0, strided->sent) && read_side(received, num_received, WRITEABLE, strided->received);
+}
+
 static PyObject *step_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     Step *self = (Step *)object;
     char *sent[MOST_ARRAYS], *received[MOST_ARRAYS];
+    Strided arrays, *strided = NULL;
     if (PyVectorcall_NARGS(nargsf) != 2 || kwnames != NULL) {
         PyErr_SetString(PyExc_TypeError, "a Step is called with what is sent and what is received");
         return NULL;
     }
     if (read_arrays(args[0], C_CONTIGUOUS, sent) < self->num_sent
-        || read_arrays(args[1], CARRAY, received) < self->num_received)
-        Py_RETURN_FALSE;
-    int status = step_run(self, sent, received);
+        || read_arrays(args[1], CARRAY, received) < self->num_received) {
+        strided = &arrays;
+        if (self->reduction.combine != NULL
+            || !read_strided(args[0], self->num_sent, args[1], self->num_received, strided)) {
+            if (PyErr_Occurred())
+                return NULL;
+            Py_RETURN_FALSE;
+        }
+    }
+    int status = step_run(self, sent, received, strided);
     if (status < 0)
         return NULL;
     if (status > 0)
@@ -157,7 +227,7 @@ static PyObject *step_finish_method(Step *self, PyObject *const *args, Py_ssize_
             PyErr_SetString(PyExc_ValueError, "finish(recv, phase): arrays that are not those of the call");
         return NULL;
     }
-    step_finish(self, (int)phase, NULL, received);
+    step_finish(self, (int)phase, NULL, received, NULL);
     Py_RETURN_NONE;
 }
 
@@ -167,12 +237,12 @@ static int read_kept(PyObject *list, Step *self)
     Py_ssize_t count = PySequence_Size(list);
     if (count < 0)
         return -1;
-    if ((self->kept = PyMem_New(struct Kept, count + 1)) == NULL) {
+    if ((self->kept = PyMem_New(Kept, count + 1)) == NULL) {
         PyErr_NoMemory();
         return -1;
     }
     for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++) {
-        struct Kept *kept = &self->kept[i];
+        Kept *kept = &self->kept[i];
         PyObject *entry = PySequence_GetItem(list, i);
         if (entry != NULL)
             PyArg_ParseTuple(entry, "ininn", &kept->from, &kept->begin, &kept->to, &kept->place, &kept->num_bytes);

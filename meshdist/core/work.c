@@ -227,7 +227,7 @@ static int advance(Handle *self, PyObject *deque)
         uint64_t word;
         note_time(self, STARTED);
         self->has_begun = 1;
-        status = step_begin(step, &sent, &received, &word, &self->phase);
+        status = step_begin(step, &sent, &received, NULL, &word, &self->phase);
         self->word = word;
     }
     if (status < 0) { /* Python raises it, as the error of this call */
@@ -238,7 +238,7 @@ static int advance(Handle *self, PyObject *deque)
         Py_XDECREF(trace);
         status = 0;
     } else if (barrier_poll(step->barrier)) {
-        step_finish(step, self->phase, NULL, &received);
+        step_finish(step, self->phase, NULL, &received, NULL);
         status = drop_first(deque) < 0 ? -1 : 1;
         mark_done(self);
     }

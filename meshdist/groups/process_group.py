@@ -373,15 +373,18 @@ class ProcessGroup(CollectiveMethods, Membership):
         if writes:
             self.named(error_prefix, arrays.check_apart)
 
+        def is_copied(plan: Plan) -> bool:
+            return writes and plan.apart and must_be_copied(call)
+
         def plain_for(plan: Plan) -> AbstractContextManager[tuple[Buffers, Buffers]]:
-            return arrays.plain(factor, copies=writes and plan.apart and must_be_copied(call), writes=writes)
+            return arrays.plain(factor, copies=is_copied(plan), writes=writes)
 
         def steps() -> Iterator[Waitable]:
             self.check_usable(error_prefix)
             yield from backend.connect()
             plan = plans.get(key)
             if plan is None:
-                plan = backend.prepare(call)
+                plan = backend.prepare(call.on_plain_arrays())
                 plan.facts = facts
                 if not collective.meets:  # the calls of a remembered plan begin at once
                     remember(plans, key, plan)
@@ -396,16 +399,25 @@ class ProcessGroup(CollectiveMethods, Membership):
         if queued:
             return self._enqueue(error_prefix, steps, recv, async_op, record, timeout_s)
         deadline = None if timeout_s is None else Deadline(timeout_s)
+        is_passed = False  # the arrays, as they are, to the plan
         try:
             if prepared is not None and deadline is None:
-                with plain_for(prepared) as (sent, received):
-                    prepared.run(sent, received)
+                plain = partial(plain_for, prepared)
+                is_passed = factor is None and arrays.are_native() and not is_copied(prepared)
+                if is_passed:
+                    prepared.run_strided(sends, recvs, plain)
+                else:
+                    with plain() as (sent, received):
+                        prepared.run(sent, received)
             else:
                 for waitable in steps():
                     backend.wait(waitable, error_prefix, deadline)
         except BaseException as error:
             raise self.fail(error, error_prefix, record) from None
         self.recorder.end(record)
+        if is_passed and prepared is not None and self.calls.note is not None:
+            run = partial(_run_passed, prepared, collective, writes)
+            self.calls.note(run, prepared.facts, prepared.error_prefix, send, recv, prepared.apart)
         return recv
 
     def _meet(self, backend: Backend, error_prefix: str, timeout_s: float, record: Record) -> None:
@@ -495,3 +507,12 @@ class ProcessGroup(CollectiveMethods, Membership):
 
     def _raise_failed(self, error: BaseException, error_prefix: str, record: Record | None) -> None:
         raise self.fail(error, error_prefix, record) from None
+
+
+def _run_passed(plan: Plan, collective: CollectiveSpec, writes: bool, send: Any, recv: Any) -> None:
+    """Repeat a call with arrays of the same strides, which were checked then."""
+
+    def plain() -> AbstractContextManager[tuple[Buffers, Buffers]]:
+        return PassedArrays(collective, send, recv).plain(None, copies=False, writes=writes)
+
+    plan.run_strided(send, recv, plain)

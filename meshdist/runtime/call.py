@@ -12,7 +12,7 @@ from enum import Enum
 from hashlib import blake2b
 from typing import Any, Protocol, TypeAlias
 
-from meshdist.arrays.host import Array, as_buffers, check_apart, check_writable, is_plain, native
+from meshdist.arrays.host import Array, as_buffers, check_apart, check_writable, is_plain, native, pack
 from meshdist.arrays.overlap import must_copy
 from meshdist.arrays.reduce_op import PremulSum, ReduceOp, quietly
 from meshdist.arrays.scratch import Scratch
@@ -218,9 +218,20 @@ class Call:
     def _words(self, agreed: list[str], common: list[str]) -> str:
         return f"{self.collective.name}({', '.join([*agreed, *common])})"
 
+    def on_plain_arrays(self) -> Call:
+        """Return the call as its plan gets it: with contiguous arrays, here without values."""
+        send = _plain_room(self.send)
+        return replace(self, send=send, recv=send if self.recv is self.send else _plain_room(self.recv))
+
     def without_buffers(self) -> Call:
         """Return the call as a plan may keep it: plans must not hold arrays."""
         return replace(self, send=None, recv=None)
+
+
+def _plain_room(buffers: Buffers) -> Buffers:
+    if isinstance(buffers, list):
+        return [pack(array, keep=False) for array in buffers]
+    return None if buffers is None else pack(buffers, keep=False)
 
 
 def _compared(agreed: list[str], rule: ShapeRule) -> list[str]:
@@ -264,6 +275,10 @@ class PassedArrays:
         """Return the input and the output in the byte order of this machine."""
         sends = _in_native_order(self._given)
         return sends, sends if self._in_place else _in_native_order(self._taken)
+
+    def are_native(self) -> bool:
+        """Return whether all are in the byte order of this machine."""
+        return all(array.dtype.isnative for buffers in (self._given, self._taken) for array in each(buffers))
 
     def check_output(self) -> None:
         """Raise if the output cannot be written."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -12,7 +12,6 @@ import numpy as np
 from meshdist.arrays.device_types import new_empty
 from meshdist.arrays.host import consecutive_views
 from meshdist.arrays.reduce_op import ReduceOp
-from meshdist.arrays.scratch import Scratch
 from meshdist.collectives.all_gather import all_gather
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_reduce import all_reduce
@@ -41,7 +40,6 @@ from meshdist.tensor.redistribution_steps import (
     Slice,
     Step,
     Zero,
-    num_elements,
     overlap,
     relative_to,
 )
@@ -53,8 +51,9 @@ GroupProgram: TypeAlias = "Callable[[Any, ProcessGroup], Any]"
 # The program of a step, None for none; and whether its result is neither the caller's array nor a view of it. Given are
 # the step, this rank's coordinate, and whether that holds of the block before.
 Made: TypeAlias = "tuple[Any, bool]"
-# Smaller blocks are sent as one array: copying what the rank keeps as well takes less time than a view for each peer.
-_LEAST_IN_PARTS = 1 << 18
+# Smaller blocks are sent as one array: copying all of it takes less time than a view for each peer. On a GPU, it takes
+# fewer kernels.
+_LEAST_IN_PARTS, _LEAST_IN_PARTS_ON_GPU = 1 << 15, 1 << 18
 Part: TypeAlias = "tuple[int, Block]"  # the number of a rank, and what it sends or gets
 
 
@@ -301,7 +300,7 @@ def _all_to_all(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
     in_parts = cache(lambda: _in_parts(step, coordinate))
 
     def program(local: Any, group: ProcessGroup) -> Any:
-        if local.nbytes >= _LEAST_IN_PARTS:
+        if local.nbytes >= (_LEAST_IN_PARTS if type(local) is np.ndarray else _LEAST_IN_PARTS_ON_GPU):
             return in_parts()(local, group)
         with give.sent(local) as stacked:
             return take.received(local, lambda received: all_to_all_single(received, stacked, group=group))
@@ -314,73 +313,29 @@ def _pairwise(step: Pairwise, coordinate: Coordinate, is_new: bool) -> Made:
 
 
 def _in_parts(step: Pairwise, coordinate: Coordinate) -> GroupProgram:
-    """Return what sends and receives a part of the block for each peer, without copies of parts that are contiguous.
-
-    What the rank keeps is copied once.
-    """
+    """Return what sends and receives a part of the block for each peer; what the rank keeps is copied once."""
     num_ranks = step.num_ranks
     old, new = step.source.index(coordinate), step.target.index(coordinate)
     shape = step.target.local_shape(coordinate)
     kept = overlap(old, new)
     keep = None if kept is None else (relative_to(kept, new), relative_to(kept, old))
-    given, num_sent = _in_message(step.parts_to(coordinate), old)
-    taken, num_received = _in_message(step.parts_from(coordinate), new)
-    has_views = any(place is None for _, _, place in given)
+    given = [(peer, relative_to(part, old)) for peer, part in step.parts_to(coordinate)]
+    taken = [(peer, relative_to(part, new)) for peer, part in step.parts_from(coordinate)]
 
     def program(local: Any, group: ProcessGroup) -> Any:
         block = new_empty(shape, local)
         nothing = new_empty((0,), local)
-        if has_views:
-            local = contiguous(local)
         to, come = [nothing] * num_ranks, [nothing] * num_ranks
-        with Scratch((num_sent,), local) as send, Scratch((num_received,), local) as received:
-            for peer, part, place in given:
-                to[peer] = local[part]
-                if place is not None:
-                    to[peer] = _packed(to[peer], send[place])
-            for peer, part, place in taken:
-                come[peer] = block[part]
-                if place is not None:
-                    come[peer] = received[place].reshape(come[peer].shape)
-            all_to_all(come, to, group)
-            if keep is not None:
-                block[keep[0]] = local[keep[1]]
-            for peer, part, place in taken:
-                if place is not None:
-                    block[part] = come[peer]
+        for peer, part in given:
+            to[peer] = local[part]
+        for peer, part in taken:
+            come[peer] = block[part]
+        all_to_all(come, to, group)
+        if keep is not None:
+            block[keep[0]] = local[keep[1]]
         return block
 
     return program
-
-
-def _packed(part: Any, memory: Any) -> Any:
-    packed = memory.reshape(part.shape)
-    packed[...] = part
-    return packed
-
-
-def _in_message(parts: list[Part], block: Block) -> tuple[list[tuple[int, Block, slice | None]], int]:
-    """Return for each part the peer, where it is in the block, and where in the message: None if it needs no copy.
-
-    And the number of elements of the message.
-    """
-    places, begin = [], 0
-    shape = [rows.stop - rows.start for rows in block]
-    for peer, part in parts:
-        within = relative_to(part, block)
-        place = None
-        if not _is_contiguous(within, shape):
-            place = slice(begin, begin + num_elements(part))
-            begin = place.stop
-        places.append((peer, within, place))
-    return places, begin
-
-
-def _is_contiguous(part: Block, shape: Sequence[int]) -> bool:
-    """Return whether a part of a C-contiguous block of this shape is contiguous."""
-    extents = [rows.stop - rows.start for rows in part]
-    first = next((dim for dim, rows in enumerate(extents) if rows > 1), 0)
-    return extents[first + 1 :] == list(shape[first + 1 :])
 
 
 def _sizes_along(layout: ArrayLayout, dim: int, axes: tuple[int, ...], coordinate: Coordinate) -> tuple[int, ...]:

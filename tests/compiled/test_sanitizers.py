@@ -106,6 +106,7 @@ def main(rank, size):
                 group.all_reduce(x, op=dist.ReduceOp.MAX)
     # In every way, one after another; some lengths are no multiple of a chunk, and some blocks have fewer chunks.
     whole, parts = np.ones(300_003, "f4"), [np.ones(100_001, "f4") for _ in range(size)]
+    tables = [np.ones((200, 1500), "f4") for _ in range(size)]
     unequal = [np.ones(1 + 70_000 * ((rank + peer) % 3), "f4") for peer in range(size)]
     for _ in range(70):
         dist.all_reduce(whole, "max")
@@ -116,6 +117,8 @@ def main(rank, size):
         dist.reduce_scatter(parts[0], parts, "min")
         dist.all_to_all_single(whole, whole.copy())
         dist.all_to_all([np.empty_like(array) for array in unequal], unequal)
+        for length in (3, 700):
+            dist.all_to_all([table[:, :length] for table in tables], [table[::-1, -length:] for table in tables])
     group = dist.new_group()
     for _ in range(4):
         group.all_reduce(x)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshdist import core
 from meshdist.arrays.host import Array
-from meshdist.backends.base import Backend, Plan
+from meshdist.backends.base import Backend, Plain, Plan
 from meshdist.backends.gloo.shm.flag_barrier import ALL, BarrierWait, EarlyReturn, FlagBarrier
 from meshdist.backends.gloo.shm.shared_region import CALL_TEXT_BYTES, NUM_PHASES
 from meshdist.backends.gloo.shm.single_copy import address_of
@@ -120,6 +120,11 @@ class OneStep(BarrierPlan):
         self.barrier.await_others(word, self)
         self.take(recv, phase)
 
+    def run_strided(self, send: Buffers, recv: Buffers, plain: Plain) -> None:
+        step = self._compile()
+        if step is None or not step(send, recv):
+            super().run_strided(send, recv, plain)
+
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
         word, phase = self._begin(send)
         yield BarrierWait(self.barrier, word, self.signature)
@@ -202,6 +207,11 @@ class InChunks(BarrierPlan):
         chunks = self._compile()
         if chunks is None or not chunks(send, recv):
             super().run(send, recv)
+
+    def run_strided(self, send: Buffers, recv: Buffers, plain: Plain) -> None:
+        chunks = self._compile()
+        if chunks is None or not chunks(send, recv):
+            super().run_strided(send, recv, plain)
 
     def first_step(self, send: Buffers, recv: Buffers) -> Callable[[], object]:
         chunks = self._compile()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshdist.arrays.host import Array
-from meshdist.backends.base import Plan
+from meshdist.backends.base import Plain, Plan
 from meshdist.backends.gloo.shm.barrier_plans import (
     BarrierPlan,
     Sizes,
@@ -60,8 +60,9 @@ _CHUNKS = (256 << 10, 1 << 20)
 _WITH_SIZES, _WITH_SIZES_ON_SHARED_CORES = 32 << 10, 64 << 10
 
 READ, WRITTEN = "read by the receiver", "written by the sender"
-# Stands for the address of a block of which the first chunk is in the slot.
-_IN_CHUNKS = -1
+# The longest block of an array with strides that moves through the slots: its rows are copied there, and from there,
+# instead of being packed.
+_MOST_STRIDED = 8 << 20
 
 
 def plan_movement(shm: ShmGroup, call: Call, spec: TransferSpec) -> Plan:
@@ -159,10 +160,8 @@ class AgreedMove(BarrierPlan):
         self._agreed = b""
         self._takes: list[list[Array]] | None = None
         self._step: Step | None = None
-        # What the table has of a rank that puts its first chunk into its slot: no addresses.
-        self._chunked_sizes = self._sizes.copy()
-        self._chunked_sizes[:, 0] = _IN_CHUNKS
         self._chunks: dict[str, Chunks | None] = {}
+        self._strided: str | None = None  # the way of strided arrays
 
     def adopt_signature(self, signature: Signature) -> None:
         super().adopt_signature(signature)
@@ -172,21 +171,52 @@ class AgreedMove(BarrierPlan):
 
     def run(self, send: Buffers, recv: Buffers) -> None:
         began = self._tuned.begins()
-        begun: bool | None = False
+        begun = self._run_compiled(send, recv, self._tuned.way)
+        if begun:
+            self._take_steps(self._tuned.ends(began) if self._step is None else iter(()))
+        else:
+            self._run_rest(send, recv, began, has_begun=begun is None)
+
+    def run_strided(self, send: Buffers, recv: Buffers, plain: Plain) -> None:
+        way = self._way_of_strided(send, recv)
+        begun = None if way is None else self._run_compiled(send, recv, way)
+        if begun:
+            return
+        with plain() as (sent, received):
+            if way is None or begun is False:
+                self.run(sent, received)
+            else:
+                self._run_rest(sent, received, None, has_begun=True)
+
+    def _way_of_strided(self, send: Buffers, recv: Buffers) -> str | None:
+        """Return the way of a call with strided arrays, unless these are to be packed.
+
+        The trials are those of calls that all ranks make with contiguous arrays.
+        """
+        if all(array.flags.c_contiguous for array in (*each(send), *each(recv))):
+            return None
+        return self._strided if self._step is None else ONE_STEP
+
+    def _run_compiled(self, send: Buffers, recv: Buffers, way: str) -> bool | None:
+        """Carry out a call in the core. Return False if nothing was done, and None if only the first step was."""
         if self._step is not None:
-            begun = self._step(send, recv)
-            if begun:
-                return
-        elif self._takes is None:
-            rest = self._reading.compiled_copy() if self._tuned.way == READ else self._compiled_chunks()
-            if rest is not None:
-                self._offer(send, recv, self.barrier.phase ^ 1)
-                begun = rest.begin(send, recv)
-                if begun and not self._shm.descriptors.any_shared(self.barrier.phase):
-                    rest.finish(send, recv)
-                    self._take_steps(self._tuned.ends(began))
-                    return
-        if begun is False:
+            return self._step(send, recv)
+        rest = None
+        if self._takes is None:
+            rest = self._reading.compiled_copy() if way == READ else self._compiled_chunks(way)
+        if rest is None:
+            return False
+        self._offer(send, recv, self.barrier.phase ^ 1)
+        begun = rest.begin(send, recv)
+        if not begun:
+            return begun
+        if self._shm.descriptors.any_shared(self.barrier.phase):
+            return None
+        rest.finish(send, recv)
+        return True
+
+    def _run_rest(self, send: Buffers, recv: Buffers, began: Moment | None, *, has_begun: bool) -> None:
+        if not has_begun:
             self._put(send, recv)
             self.barrier.await_others(self.barrier.signal(self.fingerprint), self)
         phase = self.barrier.phase
@@ -238,19 +268,20 @@ class AgreedMove(BarrierPlan):
         addresses, num_bytes = self._tables[phase][:, :, 0], self._tables[phase][:, :, 1]
         return self._tuned.way == READ and not ((addresses <= 0) & (num_bytes != 0)).any()
 
-    def _compiled_chunks(self) -> Chunks | None:
+    def _compiled_chunks(self, way: str) -> Chunks | None:
         """Return what moves the blocks in chunks, of which the first goes with the sizes; None if that is not the way.
 
-        A rank whose blocks may be short has them in its slot.
+        In the place of addresses, the table has a number for the way: ranks may disagree about it. A rank whose blocks
+        may be short has them in its slot.
         """
-        way = self._tuned.way
         if way not in self._chunks:
             move, chunks = self._moves[way], None
             if self._puts is None and self._agreed and isinstance(move, ChunkedMove):
                 agreed = np.frombuffer(self._agreed, np.int64).reshape(self.backend.size, self.backend.size, 2)
                 table = np.pad(agreed, ((0, 0), (0, 0), (1, 1)))
-                table[:, :, 0] = _IN_CHUNKS
-                chunks = move.compiled_chunks(Sizes(self._chunked_sizes, self._tables, self._rank, table.tobytes()))
+                own = self._sizes.copy()
+                table[:, :, 0] = own[:, 0] = -1 - list(self._moves).index(way)
+                chunks = move.compiled_chunks(Sizes(own, self._tables, self._rank, table.tobytes()))
             self._chunks[way] = chunks
         return self._chunks[way]
 
@@ -273,6 +304,8 @@ class AgreedMove(BarrierPlan):
                 move.longest = longest
                 move.recompile()
         names = list(ways_to_move(self._shm, self._spec, longest))
+        in_chunks = (name for name in names if isinstance(self._moves[name], ChunkedMove))
+        self._strided = next(in_chunks, None) if longest <= _MOST_STRIDED else None
         self._tuned.over(moved_bytes(self._shm, self._spec, longest), names)
         self._takes = self._step = None
         self._chunks = {}

@@ -7,6 +7,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import TypeAlias, TypeVar
 
+from meshdist.backends.base import Plain
 from meshdist.backends.gloo.shm.barrier_plans import BarrierPlan
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
@@ -78,6 +79,11 @@ class TunedPlan(BarrierPlan):
     def run(self, send: Buffers, recv: Buffers) -> None:
         began = self.begins()
         self._plans[self.way].run(send, recv)
+        self._take_steps(self.ends(began))
+
+    def run_strided(self, send: Buffers, recv: Buffers, plain: Plain) -> None:
+        began = self.begins()
+        self._plans[self.way].run_strided(send, recv, plain)
         self._take_steps(self.ends(began))
 
     def first_step(self, send: Buffers, recv: Buffers) -> Callable[[], object]:
