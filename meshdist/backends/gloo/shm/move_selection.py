@@ -160,8 +160,8 @@ class AgreedMove(BarrierPlan):
         self._agreed = b""
         self._takes: list[list[Array]] | None = None
         self._step: Step | None = None
-        self._chunks: dict[str, Chunks | None] = {}
-        self._strided: str | None = None  # the way of strided arrays
+        self._chunks: dict[tuple[str, bool], Chunks | None] = {}
+        self._strided: str | None = None  # the way of strided arrays; None if they are packed
 
     def adopt_signature(self, signature: Signature) -> None:
         super().adopt_signature(signature)
@@ -171,39 +171,30 @@ class AgreedMove(BarrierPlan):
 
     def run(self, send: Buffers, recv: Buffers) -> None:
         began = self._tuned.begins()
-        begun = self._run_compiled(send, recv, self._tuned.way)
-        if begun:
-            self._take_steps(self._tuned.ends(began) if self._step is None else iter(()))
-        else:
+        begun = self._run_compiled(send, recv)
+        if not begun:
             self._run_rest(send, recv, began, has_begun=begun is None)
+        elif self._step is None:
+            self._take_steps(self._tuned.ends(began))
 
     def run_strided(self, send: Buffers, recv: Buffers, plain: Plain) -> None:
-        way = self._way_of_strided(send, recv)
-        begun = None if way is None else self._run_compiled(send, recv, way)
+        is_strided = not all(array.flags.c_contiguous for array in (*each(send), *each(recv)))
+        begun = self._run_compiled(send, recv, is_strided=True) if is_strided else False
         if begun:
             return
         with plain() as (sent, received):
-            if way is None or begun is False:
+            if begun is False:
                 self.run(sent, received)
             else:
                 self._run_rest(sent, received, None, has_begun=True)
 
-    def _way_of_strided(self, send: Buffers, recv: Buffers) -> str | None:
-        """Return the way of a call with strided arrays, unless these are to be packed.
-
-        The trials are those of calls that all ranks make with contiguous arrays.
-        """
-        if all(array.flags.c_contiguous for array in (*each(send), *each(recv))):
-            return None
-        return self._strided if self._step is None else ONE_STEP
-
-    def _run_compiled(self, send: Buffers, recv: Buffers, way: str) -> bool | None:
+    def _run_compiled(self, send: Buffers, recv: Buffers, *, is_strided: bool = False) -> bool | None:
         """Carry out a call in the core. Return False if nothing was done, and None if only the first step was."""
         if self._step is not None:
             return self._step(send, recv)
-        rest = None
-        if self._takes is None:
-            rest = self._reading.compiled_copy() if way == READ else self._compiled_chunks(way)
+        way, rest = self._strided if is_strided else self._tuned.way, None
+        if self._takes is None and way is not None:
+            rest = self._reading.compiled_copy() if way == READ else self._compiled_chunks(way, is_strided=is_strided)
         if rest is None:
             return False
         self._offer(send, recv, self.barrier.phase ^ 1)
@@ -268,22 +259,24 @@ class AgreedMove(BarrierPlan):
         addresses, num_bytes = self._tables[phase][:, :, 0], self._tables[phase][:, :, 1]
         return self._tuned.way == READ and not ((addresses <= 0) & (num_bytes != 0)).any()
 
-    def _compiled_chunks(self, way: str) -> Chunks | None:
+    def _compiled_chunks(self, way: str, *, is_strided: bool) -> Chunks | None:
         """Return what moves the blocks in chunks, of which the first goes with the sizes; None if that is not the way.
 
-        In the place of addresses, the table has a number for the way: ranks may disagree about it. A rank whose blocks
-        may be short has them in its slot.
+        In the place of addresses, the table has a number for the way. Ranks may have other ones, since the arrays of
+        some are strided: these are not part of the trials, and so have numbers of their own. A rank whose blocks may be
+        short has them in its slot.
         """
-        if way not in self._chunks:
+        key = way, is_strided
+        if key not in self._chunks:
             move, chunks = self._moves[way], None
             if self._puts is None and self._agreed and isinstance(move, ChunkedMove):
                 agreed = np.frombuffer(self._agreed, np.int64).reshape(self.backend.size, self.backend.size, 2)
                 table = np.pad(agreed, ((0, 0), (0, 0), (1, 1)))
                 own = self._sizes.copy()
-                table[:, :, 0] = own[:, 0] = -1 - list(self._moves).index(way)
+                table[:, :, 0] = own[:, 0] = -1 - 2 * list(self._moves).index(way) - is_strided
                 chunks = move.compiled_chunks(Sizes(own, self._tables, self._rank, table.tobytes()))
-            self._chunks[way] = chunks
-        return self._chunks[way]
+            self._chunks[key] = chunks
+        return self._chunks[key]
 
     def _read(self, send: Buffers, recv: Buffers, phase: int, began: Moment | None) -> Iterator[BarrierWait]:
         if self._shm.descriptors.any_shared(phase):
