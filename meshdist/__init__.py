@@ -229,6 +229,8 @@ else:
         "store",
         "system",
     }
+    # Packages of their own, which have to be imported.
+    _PACKAGES = ("autograd", "checkpoint", "dask", "parallel", "ray", "tensor", "topology", "torch")
     # Private names of torch that scripts use.
     _ALIASES = {
         "_all_gather_base": "all_gather_into_tensor",
@@ -247,7 +249,8 @@ if _has_mpi_launcher():  # the ranks of an MPI job wait for each other from its 
 if not _typing.TYPE_CHECKING:  # for type checkers, a name that is not there is an error
 
     def __dir__() -> list[str]:
-        return sorted({*__getattr__("__all__"), *(name for name in _collectives() if _is_collective(name))})
+        imported = (name for name in _PACKAGES if name in globals())
+        return sorted({*__getattr__("__all__"), *imported, *(name for name in _collectives() if _is_collective(name))})
 
     def _collectives() -> _typing.Mapping[str, object]:
         from meshdist.collectives.methods import CollectiveMethods

@@ -221,6 +221,7 @@ _OF_MPI = {
 
 
 _UNKNOWN_KEYWORD = re.compile(r"(\S+)\(\) got an unexpected keyword argument '(\w+)'$")
+_MISSING = re.compile(r"(\S+)\(\) missing \d+ required positional arguments?: ")
 _TOO_MANY = re.compile(r"(\S+)\(\) takes (?:from \d+ to )?(\d+) positional arguments? but (\d+)")
 # Arguments of mpi4py, JAX and others, and what they are called here.
 _KEYWORDS = {
@@ -260,9 +261,16 @@ _KEYWORDS = {
     "src": ("root",),
 }
 _AXES = ("axis", "axis_name", "dim", "mesh_dim")
-# The collectives whose forms in `meshdist.functional` have axis= and dim=.
-_OF_DIMENSIONS = (
-    *("all_gather", "all_gather_into_tensor", "all_to_all_single", "gather", "reduce_scatter_tensor", "scatter"),
+# The collectives whose forms in `meshdist.functional`, of these names, have axis= and dim=.
+_OF_DIMENSIONS = {
+    **{name: name for name in ("all_gather", "all_gather_into_tensor", "all_to_all_single", "gather", "scatter")},
+    **dict.fromkeys(("reduce_scatter", "reduce_scatter_tensor"), "reduce_scatter_tensor"),
+    "all_to_all": "all_to_all_single",
+}
+# Those whose forms in `meshdist.functional` return what these write.
+_RETURN_ARRAYS = (
+    *("all_gather", "all_gather_into_tensor", "all_to_all", "all_to_all_single", "reduce_scatter"),
+    "reduce_scatter_tensor",
 )
 _OF_ALL = "init_process_group and new_group take the timeout of all calls"
 # Keywords that calls do not have: the parameters by which these calls are known, and what to write there.
@@ -281,14 +289,17 @@ _NO_KEYWORDS = (
 def explain_call(function: Callable[..., Any], error: TypeError) -> None:
     """Add to an error which argument was meant, if `function` was called with one that it does not have."""
     words = str(error)
-    unknown, many = _UNKNOWN_KEYWORD.match(words), _TOO_MANY.match(words)
-    found, function = unknown or many, unwrap(function)
+    unknown, many, missing = (pattern.match(words) for pattern in (_UNKNOWN_KEYWORD, _TOO_MANY, _MISSING))
+    found, function = unknown or many or missing, unwrap(function)
     if found is None or found[1].rpartition(".")[2] != function.__name__:
         return
     parameters = signature(function).parameters
     known = [name for name in parameters if name != "self" and not name.startswith("_")]
     keywords = [name for name in known if parameters[name].kind is Parameter.KEYWORD_ONLY]
-    if unknown is not None:
+    if missing is not None:
+        if function.__name__ in _RETURN_ARRAYS and "group" in known:
+            error.args = (f"{words}; meshdist.functional.{function.__name__}(x, group=...) returns a new array",)
+    elif unknown is not None:
         error.args = (words + _instead_of_keyword(function.__name__, unknown[2], known),)
     elif function.__name__ == "redistribute":
         error.args = (f"{words}; an array stays on its mesh: write x.redistribute(placements)",)
@@ -302,7 +313,11 @@ def _instead_of_keyword(function: str, name: str, known: list[str]) -> str:
     meant = next((other for other in _KEYWORDS.get(name, ()) if other in known), None)
     if meant is None:
         of_array = name in ("axis", "dim") and function in _OF_DIMENSIONS
-        first = f"; meshdist.functional.{function} takes {name}=, a dimension of the array" if of_array else ""
+        first = (
+            f"; meshdist.functional.{_OF_DIMENSIONS[function]} takes {name}=, a dimension of the array"
+            if of_array
+            else ""
+        )
         for names, parameters, text in _NO_KEYWORDS:
             if name in names and parameters.issubset(known):
                 return f"{first}; {text.format(function=function)}"

@@ -375,6 +375,12 @@ def scatter(
     blocks = scatter_list
     if axis is not None or dim is not None:
         place = dimension(members, "scatter", array, axis, dim)
+        if scatter_list is None and members.rank() == members.root_or_first("scatter", "src", src, group_src):
+            name = "axis" if dim is None else "dim"
+            raise ValueError(
+                f"{members.error_prefix('scatter')}: with {name}=, pass the array to split as scatter_list, and as x an"
+                f" array of the shape and dtype of one block: scatter(x, scatter_list, {name}={place})"
+            )
         blocks = None if scatter_list is None else cut_whole(members, scatter_list, array, place)
     y: Array = new_empty(array.shape, array)
     _scatter(y, blocks, src, group, group_src=group_src)

@@ -1,4 +1,4 @@
-"""Send messages between two ranks: blocking, while computing, in both directions, in order of arrival, of any size."""
+"""Messages between two ranks: blocking, asynchronous, in both directions, from any rank, and of unknown size."""
 
 from typing import Any
 

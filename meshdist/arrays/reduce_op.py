@@ -31,6 +31,7 @@ class PremulSum:
         factor: What this rank's arrays are multiplied by.
 
     Example:
+        >>> from meshdist import premul_sum
         >>> premul_sum(0.5)
         premul_sum(0.5)
     """
@@ -117,9 +118,10 @@ class ReduceOp(Enum, metaclass=_NamingMembers):
     the enum, since it needs a factor; a rank that passes SUM has factor 1.
 
     Example:
+        >>> from meshdist import ReduceOp
         >>> ReduceOp.SUM
         <ReduceOp.SUM: 'sum'>
-        >>> as_reduce_op("Max") is ReduceOp.MAX
+        >>> ReduceOp("max") is ReduceOp.MAX
         True
     """
 

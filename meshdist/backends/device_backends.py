@@ -227,6 +227,7 @@ class Backend(str, metaclass=_Names):
         ValueError: No backend has this name; the message lists the known ones.
 
     Example:
+        >>> from meshdist import Backend
         >>> Backend("GLOO") == Backend.GLOO == "gloo"
         True
         >>> Backend("CUDA:nccl,cpu:gloo")

@@ -25,7 +25,7 @@ def problem_with(path: Path) -> str | None:
 
 
 def draw(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Draw median and 99th percentile of the time by size, a panel for each operation, and all bus bandwidths."""
+    """Draw median and 90th percentile of the time by size, a panel for each operation, and all bus bandwidths."""
     from matplotlib.figure import Figure  # a slow import
 
     by_name: dict[str, list[Row]] = {}
@@ -40,11 +40,11 @@ def draw(path: Path, rows: Sequence[Row], title: str) -> None:
     grid = figure.add_gridspec(down, across)
     panels = [figure.add_subplot(grid[divmod(number, across)]) for number in range(len(by_name))]
     bandwidth = figure.add_subplot(grid[down - 1, len(by_name) % across :])  # to the end of the last row
-    times = [micros for own in by_name.values() for row in own for micros in (row.median_us, row.p99_us)]
+    times = [micros for own in by_name.values() for row in own for micros in (row.median_us, row.p90_us)]
     for number, (axes, (name, own)) in enumerate(zip(panels, by_name.items(), strict=False)):
         sizes, how = [row.num_bytes for row in own], {"color": f"C{number % 10}", "markersize": 3}
         axes.loglog(sizes, [row.median_us for row in own], marker="o", label="median", **how)
-        axes.loglog(sizes, [row.p99_us for row in own], linestyle="--", linewidth=1, label="99th percentile", **how)
+        axes.loglog(sizes, [row.p90_us for row in own], linestyle="--", linewidth=1, label="90th percentile", **how)
         axes.set_ylim(min(times) / _MARGIN, max(times) * _MARGIN)  # equal scales: panels can be compared
         axes.set_title(name, fontsize=10)
         axes.set_ylabel("latency (us)", fontsize=_LABEL_PT)
@@ -66,7 +66,7 @@ def _legend(figure: Any, bandwidths: Sequence[Any]) -> None:
 
     lines: list[Any] = [
         Line2D([], [], color=_ANY_CALL, marker="o", markersize=3, label="median"),
-        Line2D([], [], color=_ANY_CALL, linestyle="--", linewidth=1, label="99th percentile"),
+        Line2D([], [], color=_ANY_CALL, linestyle="--", linewidth=1, label="90th percentile"),
     ]
     if len(bandwidths) > 1:  # else the title of the only panel names the call
         lines += bandwidths

@@ -81,6 +81,7 @@ def rendezvous(
             did.
 
     Example:
+        >>> from meshdist import rendezvous
         >>> store, rank, world_size = rendezvous("tcp://127.0.0.1:0?rank=0&world_size=1")
         >>> rank, world_size
         (0, 1)

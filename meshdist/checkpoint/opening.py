@@ -28,6 +28,7 @@ def latest(directory: str | Path) -> Path | None:
     """Return the newest checkpoint in a directory, which is that of the highest step; None if there is none.
 
     Example:
+        >>> from meshdist.checkpoint import latest
         >>> latest("no-such-folder")
     """
     return next(reversed(steps_of(Path(directory)).values()), None)

@@ -17,6 +17,8 @@ class CheckpointError(DistError):
     """Report a checkpoint that is damaged, or does not match the tree to load.
 
     Example:
+        >>> from meshdist import DistError
+        >>> from meshdist.checkpoint import CheckpointError
         >>> issubclass(CheckpointError, DistError)
         True
     """

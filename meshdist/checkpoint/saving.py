@@ -38,6 +38,7 @@ class PendingSave:
         path: The folder that the checkpoint will be.
 
     Example:
+        >>> import numpy as np
         >>> import tempfile, meshdist
         >>> from meshdist.checkpoint import save
         >>> def program(directory):

@@ -27,6 +27,8 @@ class PerRank:
         array: This rank's array.
 
     Example:
+        >>> import numpy as np
+        >>> from meshdist.checkpoint import PerRank
         >>> PerRank(np.arange(2)).array
         array([0, 1])
     """
@@ -41,6 +43,8 @@ def per_rank(array: Any) -> PerRank:
         array: This rank's array, of any shape and dtype.
 
     Example:
+        >>> import numpy as np
+        >>> from meshdist.checkpoint import per_rank
         >>> tree = {"weights": np.ones(3), "noise": per_rank(np.arange(2))}
     """
     return PerRank(array)

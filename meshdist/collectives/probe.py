@@ -33,6 +33,8 @@ class MessageInfo(NamedTuple):
         num_objects: The length of a list of objects, as `send_object_list` sends it; None for an array.
 
     Example:
+        >>> import numpy as np
+        >>> from meshdist import MessageInfo
         >>> info = MessageInfo(source=0, tag=3, nbytes=16, dtype=np.dtype(np.float64))
         >>> np.empty(info.count(), info.dtype).shape, info.count(np.float32)
         ((2,), 4)

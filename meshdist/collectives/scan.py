@@ -16,7 +16,7 @@ def check(call: Call) -> None:
     check_one(call)
     check_reducible(call)
     if call.op is ReduceOp.AVG:
-        refuse(call, "op must not be AVG; take SUM, and divide by the number of ranks that it is of")
+        refuse(call, "op must not be AVG; use SUM, and divide by the number of ranks in the sum")
 
 
 @collective(check=check, agreed=agree_on_array, default=chain_scan)

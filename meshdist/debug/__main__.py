@@ -66,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"\n{stacks_of(states)}")
         if given.draw is not None:
             draw_waits(who_waits(states, gone)).figure.savefig(given.draw, bbox_inches="tight", dpi=120)
+            print(f"wrote {given.draw}")
     except (ValueError, OSError, ImportError, DistError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1

@@ -227,7 +227,7 @@ def _advice(blocked: list[BlockedRank]) -> str:
         orders = {one.members for one in blocked}
         if len({tuple(sorted(members)) for members in orders}) < len(orders):
             return "groups whose ranks are in a different order are different groups"
-        return "make the calls on these groups in the same order on all ranks"
+        return "make the same calls on these groups on all ranks, as often and in the same order"
     if advice := advice_on_sends(names):
         return advice
     advice = _advice_on_messages(blocked, names)
@@ -237,6 +237,8 @@ def _advice(blocked: list[BlockedRank]) -> str:
             "messages that are waiting, with their tags and sources",
         )
         received = f"let {ranks_text(others)} receive the {which[len(others) > 1]}"
+        if any(one.instead and name == "probe" for one, name in zip(blocked, names, strict=True)):
+            received += ", which probe(tag=None) finds"
         return f"{received}; or {advice}" if advice else received
     return advice
 

@@ -27,6 +27,7 @@ class DebugLevel(IntEnum):
     its frames only at DETAIL.
 
     Example:
+        >>> from meshdist import DebugLevel
         >>> DebugLevel.INFO < DebugLevel.DETAIL
         True
     """

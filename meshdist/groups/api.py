@@ -11,7 +11,6 @@ from meshdist.arrays.device_types import check_device_id, cuda_number
 from meshdist.backends.device_backends import Backend, by_device, pairs_of, usable_backend_name
 from meshdist.backends.registry import entry_of
 from meshdist.cluster.place import local_rank_here
-from meshdist.collectives.methods import CollectiveMethods
 from meshdist.errors import NotMemberError
 from meshdist.groups.non_member import NonMember
 from meshdist.groups.process_group import ProcessGroup
@@ -48,7 +47,7 @@ def new_group(
     group_desc: str | None = None,
     device_id: Any = None,
     sort_ranks: bool = True,
-) -> CollectiveMethods:
+) -> ProcessGroup | NonMember:
     """Create a group of some of the ranks.
 
     This is cheap and does not communicate: ranks that are not in the group may call it, but need not. The group is

@@ -39,6 +39,12 @@ from meshdist.system.name_hints import naming_methods
 # How long a rank may take to say in the store that it gives up, since a peer has ended or cannot be reached.
 _LAST_WORDS_S = 1.5
 
+# Besides the calls.
+_FOR_USERS = (
+    *("abort", "backend_name", "close", "device_id", "global_rank", "group_desc", "hosts", "label", "name"),
+    *("pg_options", "rank", "ranks", "size"),
+)
+
 DESTROYED = "has been destroyed"  # what became of a closed group, unless it was closed for another reason
 
 
@@ -107,6 +113,11 @@ class ProcessGroup(CollectiveMethods, Membership):
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.label!r}: ranks {listed(self.ranks)}, backend {self.backend_name}>"
+
+    def __dir__(self) -> list[str]:
+        """Return the names that are for users; the others are for this package."""
+        calls = (name for name in vars(CollectiveMethods) if not name.startswith("_") and name != "collective_group")
+        return sorted({*dir(object), *calls, *_FOR_USERS})
 
     if not TYPE_CHECKING:  # for type checkers, a name that is not there is an error
 

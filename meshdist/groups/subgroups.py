@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any
 
-from meshdist.collectives.methods import CollectiveMethods
 from meshdist.groups.api import GroupMember, new_group, rank_list
 from meshdist.groups.non_member import NonMember
 from meshdist.groups.process_group import ProcessGroup
@@ -25,7 +24,7 @@ def new_subgroups(
     backend: str | None = None,
     pg_options: Any = None,
     group_desc: str | None = None,
-) -> tuple[CollectiveMethods, list[CollectiveMethods]]:
+) -> tuple[ProcessGroup | NonMember, list[ProcessGroup | NonMember]]:
     """Divide a group into subgroups of equal size, or into one subgroup for each host.
 
     This does not communicate, like `new_group`.
@@ -94,7 +93,7 @@ def new_subgroups_by_enumeration(
     backend: str | None = None,
     pg_options: Any = None,
     group_desc: str | None = None,
-) -> tuple[CollectiveMethods, list[CollectiveMethods]]:
+) -> tuple[ProcessGroup | NonMember, list[ProcessGroup | NonMember]]:
     """Create a group for each of several disjoint lists of ranks.
 
     This does not communicate, like `new_group`; ranks that are in no list need not call it.
@@ -107,8 +106,8 @@ def new_subgroups_by_enumeration(
         group_desc: The name of each group in errors and logs.
 
     Returns:
-        This rank's group, and the list of all groups, with `GroupMember.NON_GROUP_MEMBER` in place of those that it is
-        not a member of; calls on that object do nothing (None would mean the world).
+        This rank's group, and the list of all groups, with `GroupMember.NON_GROUP_MEMBER` in place of groups that this
+        rank does not belong to; calls on that object do nothing (None would mean the world).
 
     Raises:
         ValueError: There are no lists, one is empty, or has a rank twice or outside the world; no group is created.
@@ -129,7 +128,7 @@ def new_subgroups_by_enumeration(
         new_group(ranks, timeout, backend, pg_options, use_local_synchronization=True, group_desc=group_desc)
         for ranks in lists
     ]
-    mine = next((group for group in made if group.collective_group.rank() >= 0), GroupMember.NON_GROUP_MEMBER)
+    mine = next((group for group in made if group.rank() >= 0), GroupMember.NON_GROUP_MEMBER)
     return mine, made
 
 
@@ -141,7 +140,7 @@ def split_group(
     pg_options: Any = None,
     group_desc: str | None = None,
     backend: str | None = None,
-) -> CollectiveMethods:
+) -> ProcessGroup | NonMember:
     """Split a group into several groups, and return this rank's.
 
     This does not communicate, like `new_group`. The ranks of a new group keep their order in the parent.

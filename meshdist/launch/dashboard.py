@@ -17,7 +17,7 @@ _ANSWER_S = 0.5
 _NUM_LINES = 3  # of output, for each rank
 _MOST_CLAIMED = len("destroy_process_group()")  # by the states, of the width
 _CALL_CLAIMS = 14
-_STYLES = {"waiting": "yellow", "running": "green", "succeeded": "dim", "in a call": "green"}
+_STYLES = {"waiting": "yellow", "running": "green", "succeeded": "dim", "terminated": "dim", "in a call": "green"}
 _FAILED = "bold red"
 
 

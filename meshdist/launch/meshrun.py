@@ -154,7 +154,8 @@ def _no_option(name: str, known: Iterable[str]) -> str:
 
 def _settings(parsed: Namespace, kind: str, command: list[str], passes_local_rank: bool) -> Settings:
     everything = Streams(STDOUT | STDERR)
-    dashboard = parsed.dashboard and sys.stdout.isatty()
+    # A terminal of no size, as in some containers, has no place for a table.
+    dashboard = parsed.dashboard and sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns > 0
     if parsed.dashboard:
         from meshdist.launch.dashboard import why_no_dashboard
 

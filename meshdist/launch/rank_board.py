@@ -100,12 +100,12 @@ class RankBoard:
         except DistError:
             self._store = None
 
-    def note_exit(self, exit: Exit) -> None:
-        """Show that a rank has ended."""
+    def note_exit(self, exit: Exit, was_ended: bool) -> None:
+        """Show that a rank has ended; `was_ended` by the launcher, as the job ends."""
         if exit.status == 0:
             who = f"rank {exit.rank} (pid {exit.pid} on {self._entry.host})"
             self._succeeded[exit.rank] = f"{who} has ended, with exit status 0, without calling init_process_group"
-        ended = "succeeded" if exit.status == 0 else describe_status(exit.status)
+        ended = "succeeded" if exit.status == 0 else "terminated" if was_ended else describe_status(exit.status)
         self._show({**self._entry.ranks, exit.rank: self._entry.ranks[exit.rank]._replace(ended=ended)})
 
     def _show(self, ranks: Mapping[int, RankEntry]) -> None:

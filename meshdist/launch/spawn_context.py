@@ -34,6 +34,7 @@ class ProcessException(DistError):
         error_pid: Its process id.
 
     Example:
+        >>> from meshdist.launch.spawn_context import ProcessException
         >>> ProcessException("rank 1 failed", error_index=1, error_pid=77).error_index
         1
     """
@@ -51,6 +52,7 @@ class ProcessRaisedException(ProcessException):
     """A rank raised an exception, whose traceback is in the message.
 
     Example:
+        >>> from meshdist.launch.spawn_context import ProcessException, ProcessRaisedException
         >>> issubclass(ProcessRaisedException, ProcessException)
         True
     """
@@ -64,6 +66,7 @@ class ProcessExitedException(ProcessException):
         signal_name: The name of that signal, or None.
 
     Example:
+        >>> from meshdist import ProcessExitedException
         >>> oom = ProcessExitedException("rank 1 was killed", error_index=1, error_pid=77, exit_code=-9)
         >>> oom.signal_name
         'SIGKILL'

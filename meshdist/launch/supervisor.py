@@ -41,7 +41,8 @@ class Supervisor:
 
     def __init__(self, job: Job, interrupts: Interrupts | None = None, interval_s: float = DEFAULT_INTERVAL_S) -> None:
         self.job = job
-        self.on_exit: Callable[[Exit], object] = lambda exit: None  # called for each process that has ended
+        # Called for each process that has ended, and whether it was this supervisor that ended it.
+        self.on_exit: Callable[[Exit, bool], object] = lambda exit, was_ended: None
         self._interval_s = interval_s
         self._interrupts = interrupts
         self.reaper = Reaper(job.error_directory)
@@ -138,10 +139,13 @@ class Supervisor:
 
     def _note_exit(self, exit: Exit) -> None:
         self.exits[exit.rank] = exit
-        self.on_exit(exit)
         self._note_error_file(exit.rank)
         failure = self._failures.get(exit.rank)
-        if self._ending_since_s is not None:
+        is_ending = self._ending_since_s is not None
+        # A rank that has failed may be terminated before its process exits.
+        shown = exit._replace(status=failure.status) if is_ending and failure is not None else exit
+        self.on_exit(shown, is_ending and failure is None)
+        if is_ending:
             if failure is None:
                 self.ended.append(exit.rank)
         elif exit.status == 0:

@@ -63,13 +63,13 @@ class DeviceMesh(MeshExchanges):
 
     Raises:
         ValueError: Ranks repeated or outside the world or the group, names that do not fit, an unknown device type, no
-            default group and an incomplete environment to initialise it from; or another rank created another mesh.
+            default group and an incomplete environment to initialize it from; or another rank created another mesh.
         TypeError: Ranks that are not integers, names that are not strings.
 
     Example:
         >>> import numpy as np, meshdist
         >>> def program():
-        ...     mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
+        ...     mesh = meshdist.DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
         ...     x = np.array([float(mesh.get_rank())])
         ...     return mesh["tp"].all_reduce(x).item(), mesh["tp"].mesh.tolist()
         >>> meshdist.run(program, 4)
@@ -149,7 +149,7 @@ class DeviceMesh(MeshExchanges):
             >>> import meshdist
             >>> def program():
             ...     pair, _ = meshdist.new_subgroups(2)
-            ...     mesh = DeviceMesh.from_group(pair, "cpu", mesh_dim_names=("tp",))
+            ...     mesh = meshdist.DeviceMesh.from_group(pair, "cpu", mesh_dim_names=("tp",))
             ...     return mesh.get_group("tp") is pair, mesh.mesh.tolist()
             >>> meshdist.run(program, 4)[3]
             (True, [2, 3])
@@ -188,8 +188,8 @@ class DeviceMesh(MeshExchanges):
             >>> import meshdist
             >>> def program():
             ...     mesh = meshdist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-            ...     assert DeviceMesh.concatenate([mesh["tp"], mesh["dp"]]) is mesh["tp", "dp"]
-            ...     return DeviceMesh.concatenate(mesh.split("tp", 2), "dp").mesh.tolist()
+            ...     assert meshdist.DeviceMesh.concatenate([mesh["tp"], mesh["dp"]]) is mesh["tp", "dp"]
+            ...     return meshdist.DeviceMesh.concatenate(mesh.split("tp", 2), "dp").mesh.tolist()
             >>> meshdist.run(program, 4)[0]
             [[0], [2], [1], [3]]
         """

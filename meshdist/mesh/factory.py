@@ -63,7 +63,7 @@ def init_device_mesh(
     Example:
         >>> import meshdist
         >>> def program():
-        ...     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        ...     mesh = meshdist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         ...     return mesh.get_coordinate(), mesh["dp"].mesh.tolist()
         >>> meshdist.run(program, 4)
         [((0, 0), [0, 2]), ((0, 1), [1, 3]), ((1, 0), [0, 2]), ((1, 1), [1, 3])]

@@ -153,10 +153,11 @@ class MeshExchanges(MeshSlices):
 
         `block` includes its frame of ghost cells: of an array without one, the outermost cells would be overwritten.
 
-        An array is divided into blocks along the axes of this mesh. Each rank's block has `width` ghost cells at both
-        ends of each divided dimension; between them are the cells that the rank computes. The call copies the outermost
-        of those into the ghost cells of the neighbours. The axes follow one after the other, and each passes on the
-        ghost cells that the ones before have filled, so that a corner comes from the diagonal neighbour.
+        Axis i of this mesh divides dimension i of an array, unless `dims` says otherwise. Each rank's block has `width`
+        ghost cells at both ends of each divided dimension; between them are the cells that the rank computes. The call
+        copies the outermost of those into the ghost cells of the neighbours. The axes follow one after the other, and
+        each passes on the ghost cells that the ones before have filled, so that a corner comes from the diagonal
+        neighbour.
 
         At the boundary of the whole array, unless the axis is periodic, ghost cells keep their values: boundary
         conditions go there. Blocks may be of different lengths along the axis that divides them.

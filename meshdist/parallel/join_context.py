@@ -174,6 +174,7 @@ def uneven_inputs(
         DistBackendError: With `throw_on_early_termination`, on all ranks; names the ranks that ran out.
 
     Example:
+        >>> import numpy as np
         >>> import meshdist as dist
         >>> from meshdist.parallel import GradientReducer, uneven_inputs
         >>> def main():

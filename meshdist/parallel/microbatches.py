@@ -25,6 +25,8 @@ def split_microbatches(batch: Any, num_microbatches: int, name: str = "batch") -
         ValueError: An array has no dimension 0, or one that does not divide; names the sizes.
 
     Example:
+        >>> import numpy as np
+        >>> from meshdist.parallel import split_microbatches
         >>> split_microbatches({"x": np.arange(6), "y": np.eye(3).repeat(2, axis=0)}, 3)[1]
         {'x': array([2, 3]), 'y': array([[0., 1., 0.],
                [0., 1., 0.]])}
@@ -67,6 +69,8 @@ def merge_microbatches(parts: list[Any]) -> Any:
         ValueError: There are none, or they cannot be concatenated.
 
     Example:
+        >>> import numpy as np
+        >>> from meshdist.parallel import merge_microbatches
         >>> merge_microbatches([np.zeros((1, 2)), np.ones((2, 2))])
         array([[0., 0.],
                [1., 1.],

@@ -149,6 +149,7 @@ def broadcast_parameters(tree: Any, group: GroupLike = None, src: int = 0) -> An
         DistBackendError: The ranks' trees differ, or a rank failed.
 
     Example:
+        >>> import numpy as np
         >>> import meshdist as dist
         >>> from meshdist.parallel import broadcast_parameters
         >>> def main():
@@ -183,6 +184,7 @@ def average_parameters(tree: Any, group: GroupLike = None) -> Any:
         DistBackendError: The ranks' trees differ, or a rank failed.
 
     Example:
+        >>> import numpy as np
         >>> import meshdist as dist
         >>> from meshdist.parallel import average_parameters
         >>> dist.run(lambda: average_parameters({"w": np.full(2, 1.0 * dist.get_rank())}), 2)[1]

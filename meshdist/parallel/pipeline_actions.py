@@ -46,6 +46,7 @@ class Action(NamedTuple):
         microbatch: The micro-batch, from 0 on.
 
     Example:
+        >>> from meshdist.parallel import Action
         >>> Action(2, "F", 0), str(Action(2, "F", 0)), Action.parse("1RECV_B3")
         (Action(stage=2, kind='F', microbatch=0), '2F0', Action(stage=1, kind='RECV_B', microbatch=3))
     """

@@ -23,6 +23,7 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
         ValueError: A number is not positive.
 
     Example:
+        >>> from meshdist.parallel import gpipe
         >>> gpipe(3, 2).show(width=80)
         GPipe: makespan 12, bubble 50.0%
         rank 0 F0 F1 ..................B0--- B1---

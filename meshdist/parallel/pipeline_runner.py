@@ -68,6 +68,7 @@ class PipelineRunner:
     Example:
         >>> import numpy as np
         >>> import meshdist as dist
+        >>> from meshdist.parallel import PipelineRunner, PipelineStage
         >>> from meshdist.parallel import one_f_one_b
         >>> def main():
         ...     mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("pp",))

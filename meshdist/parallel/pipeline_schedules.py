@@ -39,6 +39,7 @@ class Schedule:
         ScheduleError: It has no actions, an action twice, or a stage on two ranks.
 
     Example:
+        >>> from meshdist.parallel import Schedule
         >>> schedule = Schedule(["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]).check()
         >>> schedule.num_stages, schedule.num_microbatches, schedule.stages_of(1)
         (2, 2, (1,))

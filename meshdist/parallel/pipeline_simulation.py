@@ -35,6 +35,7 @@ class PipelineCosts:
         ValueError: A cost is negative.
 
     Example:
+        >>> from meshdist.parallel import PipelineCosts
         >>> PipelineCosts(forward=[1, 1, 3, 1], message=0.1)
         PipelineCosts(forward=[1, 1, 3, 1], backward_input=1.0, backward_weight=1.0, backward=None, message=0.1)
     """

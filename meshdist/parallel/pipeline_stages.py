@@ -30,6 +30,7 @@ class PipelineStage:
 
     Example:
         >>> import numpy as np
+        >>> from meshdist.parallel import PipelineStage
         >>> w = np.array([[2.0]])
         >>> stage = PipelineStage(
         ...     forward=lambda x: (x @ w, x),
@@ -147,6 +148,7 @@ def autograd_stage(fun: Callable[..., Any], parameters: Any) -> PipelineStage:
 
     Example:
         >>> import autograd.numpy as np
+        >>> from meshdist.parallel import autograd_stage
         >>> stage = autograd_stage(lambda p, x: np.tanh(x @ p["w"]), {"w": np.eye(2)})
         >>> y, saved = stage.forward(np.zeros((1, 2)))
         >>> dx, rest = stage.backward_input(saved, np.array([[1.0, 2.0]]))

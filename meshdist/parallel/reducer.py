@@ -75,6 +75,7 @@ class GradientReducer(Joinable):
         DistBackendError: The ranks' parameters differ; raised on all ranks with the first difference.
 
     Example:
+        >>> import numpy as np
         >>> import meshdist as dist
         >>> from meshdist.parallel import GradientReducer
         >>> def main():

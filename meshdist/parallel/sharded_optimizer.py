@@ -58,6 +58,7 @@ class ShardedOptimizer(Joinable):
         DistBackendError: The ranks' parameters differ; raised on all ranks with the first difference.
 
     Example:
+        >>> import numpy as np
         >>> import meshdist as dist
         >>> from meshdist.parallel import ShardedOptimizer
         >>> def momentum(parameters, gradients, state, lr):

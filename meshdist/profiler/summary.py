@@ -143,7 +143,10 @@ def _set_up(tracks: Sequence[Track]) -> list[str]:
     if sum(found.values()) < _MUCH * sum(track.seconds for track in tracks) / len(tracks):
         return []
     each = ", ".join(f"{label} {duration_text(seconds)}" for label, seconds in found.items())
-    return [f"of that, set-up of groups in their first calls: {each}; to exclude it, call a barrier on each before"]
+    return [
+        f"of that, set-up of groups in their first calls: {each}; to exclude it, call a barrier on each group before"
+        " the profile"
+    ]
 
 
 def duration_text(seconds: float) -> str:

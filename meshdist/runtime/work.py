@@ -164,6 +164,7 @@ class Future(Completion):
     progress thread, so callbacks should be short; they may start calls, but must not wait for them.
 
     Example:
+        >>> from meshdist import Future
         >>> future = Future()
         >>> doubled = future.then(lambda done: 2 * done.value())
         >>> future.set_result(21)

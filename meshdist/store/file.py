@@ -50,6 +50,7 @@ class FileStore(RequestStore):
 
     Example:
         >>> import os, tempfile
+        >>> from meshdist import FileStore
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = os.path.join(folder, "store")
         ...     with FileStore(path) as mine, FileStore(path) as yours:

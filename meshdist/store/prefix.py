@@ -19,6 +19,7 @@ class PrefixStore(Store):
         store: The other store, of any kind.
 
     Example:
+        >>> from meshdist import PrefixStore
         >>> from meshdist.store import HashStore
         >>> store = HashStore()
         >>> part = PrefixStore("epoch1", store)

@@ -88,6 +88,7 @@ class HashStore(RequestStore):
     """A store between the threads of one process, such as ranks that are threads.
 
     Example:
+        >>> from meshdist import HashStore
         >>> store = HashStore()
         >>> store.add("joined", 1), store.add("joined", 1)
         (1, 2)

@@ -69,6 +69,7 @@ class TCPStore(RequestStore):
         DistStoreError: Fewer than `world_size` stores joined in time; the message says how many did.
 
     Example:
+        >>> from meshdist import TCPStore
         >>> with TCPStore("127.0.0.1", 0, is_master=True) as store, TCPStore("127.0.0.1", store.port) as client:
         ...     store.set("key", "value")
         ...     client.get("key")
@@ -193,6 +194,7 @@ class TCPStore(RequestStore):
         will, and make no other calls on it, since they may drop connections. A later call replaces the values.
 
         Example:
+            >>> from meshdist import TCPStore
             >>> with TCPStore("127.0.0.1", 0, is_master=True) as store:
             ...     client = TCPStore("127.0.0.1", store.port)
             ...     client.set_last_will({"gone": "client"})

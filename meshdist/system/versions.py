@@ -32,6 +32,7 @@ def show_versions() -> None:
     """Print the facts that a bug report needs: versions, the machine, and whether the compiled core is used.
 
     Example:
+        >>> from meshdist import show_versions
         >>> show_versions()  # doctest: +ELLIPSIS
         CPU: ...
         meshdist: ...

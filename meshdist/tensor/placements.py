@@ -30,6 +30,7 @@ class Shard:
             sizes, a tuple of sizes for each of these blocks.
 
     Example:
+        >>> from meshdist.tensor import Shard
         >>> Shard(0), Shard(1, sizes=(5, 0, 3))
         (Shard(0), Shard(1, sizes=(5, 0, 3)))
     """
@@ -53,6 +54,7 @@ class Replicate:
     """Every rank along the axis holds the same array.
 
     Example:
+        >>> from meshdist.tensor import Replicate
         >>> Replicate()
         Replicate()
     """
@@ -66,6 +68,7 @@ class Partial:
         op: "sum", "product", "max", "min" or "avg"; or the ReduceOp.
 
     Example:
+        >>> from meshdist.tensor import Partial
         >>> Partial(), Partial("max")
         (Partial('sum'), Partial('max'))
     """

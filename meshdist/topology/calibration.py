@@ -65,6 +65,7 @@ def calibrate(seconds: float = 10.0, topology: Any = "auto", *, max_bytes: int =
 
     Example:
         >>> import meshdist
+        >>> from meshdist import calibrate
         >>> def program():
         ...     cost = calibrate(0.1, max_bytes=4096)
         ...     return cost.predict("all_reduce", 4096, 2) > 0

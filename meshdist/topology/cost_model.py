@@ -40,6 +40,7 @@ class CostModel:
         note: A remark about the measurements.
 
     Example:
+        >>> from meshdist import CostModel, Topology
         >>> cost = CostModel(Topology.uniform(num_hosts=4, ranks_per_host=8))
         >>> cost.predict("all_reduce", 1 << 20, range(8)) < cost.predict("all_reduce", 1 << 20, 32)
         True
@@ -62,6 +63,8 @@ class CostModel:
             topology: The other machine: a Topology, or what `Topology` accepts.
 
         Example:
+            >>> from meshdist import CostModel, Topology
+            >>> from meshdist.topology import Curve
             >>> curve = Curve("all_reduce", (2,), (1 << 10, 1 << 20), (1e-5, 1e-3))
             >>> larger = CostModel(Topology.uniform(1, 2), [curve]).on(Topology.uniform(1024, 8))
             >>> larger.predict("all_reduce", 1 << 20, [8, 9]), larger.topology.num_ranks
@@ -119,6 +122,7 @@ class CostModel:
             UnknownAxisError: The mesh has no such axis. The error is both a KeyError and a ValueError.
 
         Example:
+            >>> from meshdist import CostModel, Topology
             >>> cost = CostModel(Topology.uniform(2, 4))
             >>> ranks = [[0, 1, 2, 3], [4, 5, 6, 7]]
             >>> alone = cost.predict("all_reduce", 1 << 20, [0, 4])
@@ -150,6 +154,7 @@ class CostModel:
             ValueError: `predict` raises it for these arguments.
 
         Example:
+            >>> from meshdist import CostModel, Topology
             >>> cost = CostModel(Topology.uniform(1, 8))
             >>> list(cost.algorithms("all_reduce", 8, 8))
             ['doubling', 'tree', 'ring']

@@ -28,6 +28,7 @@ class Curve:
             positive.
 
     Example:
+        >>> from meshdist.topology import Curve
         >>> curve = Curve("all_reduce", (2,), (1024, 4096), (1e-5, 2e-5))
         >>> [round(curve.at(nbytes) * 1e6, 1) for nbytes in (8, 1024, 2048, 4096, 40960)]
         [10.0, 10.0, 14.1, 20.0, 200.0]

@@ -21,6 +21,7 @@ class Link:
         TypeError: An argument is not a number.
 
     Example:
+        >>> from meshdist.topology import Link
         >>> Link(latency_s=5e-6, bandwidth=12.5e9).seconds(125_000_000)
         0.010005
         >>> print(Link(5e-6, 12.5e9))

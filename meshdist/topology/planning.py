@@ -134,6 +134,7 @@ def plan(
         TypeError: Volumes that are neither dicts nor functions, or not numbers.
 
     Example:
+        >>> from meshdist import Topology, plan
         >>> machine = Topology.uniform(2, 8, gpus=8)
         >>> gradients = lambda size: {"all_reduce": 16e9 / size["tp"]}
         >>> activations = lambda size: {"all_reduce": (256e6 / size["dp"], 64)}

@@ -29,6 +29,7 @@ class Topology:
         ValueError: The parts are not a tree, or ranks are not 0, 1, 2, ..., repeated, or on no host.
 
     Example:
+        >>> from meshdist import Topology
         >>> machine = Topology.uniform(2, 4)
         >>> print(machine)
         Topology: 8 ranks on 2 hosts: host0 (4), host1 (4)
@@ -72,6 +73,7 @@ class Topology:
             ValueError: A count below 1, or ranks that cannot be spread evenly over sockets and GPUs.
 
         Example:
+            >>> from meshdist import Topology
             >>> Topology.uniform(2, 8, gpus=8).num_ranks
             16
         """
@@ -107,6 +109,7 @@ class Topology:
 
         Example:
             >>> import meshdist
+            >>> from meshdist import Topology
             >>> meshdist.run(lambda: Topology.find().num_ranks, 2)
             [2, 2]
         """
@@ -128,6 +131,7 @@ class Topology:
 
         Example:
             >>> import networkx as nx
+            >>> from meshdist import Topology
             >>> graph = nx.Graph()
             >>> graph.add_node("a", kind="host", ranks=[0, 2])
             >>> graph.add_node("b", kind="host", ranks=[1, 3])
@@ -273,6 +277,7 @@ class Topology:
             ValueError: The mesh is larger than the world, names are invalid, or the axes of `inside` do not fit.
 
         Example:
+            >>> from meshdist import Topology
             >>> from meshdist.topology import Part, Link
             >>> link = Link(1e-5, 1e9)
             >>> in_turns = Topology([  # ranks alternate between two hosts
@@ -300,6 +305,7 @@ class Topology:
             axes: Names or indices of axes of the new mesh.
 
         Example:
+            >>> from meshdist import Topology
             >>> Topology.uniform(2, 4).inside("tp").place((4, 2), ("tp", "dp")).tolist()
             [[0, 4], [1, 5], [2, 6], [3, 7]]
         """

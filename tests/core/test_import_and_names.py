@@ -258,7 +258,8 @@ def test_the_right_spelling_is_named_for_groups_and_meshes():
 
 
 def test_dir_shows_the_public_names():
-    assert dir(meshdist) == sorted(meshdist.__all__)
+    packages = {"autograd", "checkpoint", "dask", "parallel", "ray", "tensor", "topology", "torch"}  # if imported
+    assert sorted(set(dir(meshdist)) - packages) == sorted(meshdist.__all__)
     assert all(hasattr(meshdist, name) for name in dir(meshdist))
 
 

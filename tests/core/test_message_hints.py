@@ -95,6 +95,15 @@ def test_what_to_write_instead(call, words):
             "'dim'; meshdist.functional.reduce_scatter_tensor takes dim=, a dimension of the array; along an axis of a"
             ' mesh: mesh["dp"].reduce_scatter_tensor(...)',
         ),
+        (
+            lambda x, mesh: dist.reduce_scatter(x, [x], dim=1),
+            "'dim'; meshdist.functional.reduce_scatter_tensor takes dim=, a dimension of the array; along an axis of a"
+            ' mesh: mesh["dp"].reduce_scatter(...)',
+        ),
+        (
+            lambda x, mesh: mesh["dp"].all_gather(x),
+            "'tensor'; meshdist.functional.all_gather(x, group=...) returns a new array",
+        ),
         (lambda x, mesh: dist.all_reduce(x, bogus=1), "'bogus'; it takes tensor, op, group, async_op"),
         (lambda x, mesh: dist.sendrecv(x, x, 0, 0, foo=1), f"'foo'; it takes {OF_SENDRECV}"),
         (lambda x, mesh: dist.recv(x, src=0, timeout=1), f"'timeout'; `irecv(...).wait(timeout=...)` {OF_ONE}"),

@@ -2,6 +2,7 @@
 
 import os
 import re
+import struct
 import subprocess
 import sys
 import uuid
@@ -128,29 +129,67 @@ def test_script_called_status_is_run_where_there_is_one(tmp_path):
     assert "List the ranks of a running job" in meshrun(tmp_path, "status", "--help")[1]
 
 
-def test_dashboard_shows_a_live_table_on_a_terminal(tmp_path):
-    pytest.importorskip("rich", reason="rich is not installed")
+def on_a_terminal(place, rows=40, columns=120):
+    """Start the script of two ranks with a dashboard; return the job, and the terminal."""
+    import fcntl
     import pty
+    import termios
 
-    write_script(tmp_path, "print('hello from', rank)\nhear('go on')")
     ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     command = [sys.executable, "-m", "meshdist.launch.meshrun", "-n", "2", "--dashboard", "script.py"]
-    variables = environment(TERM="xterm", COLUMNS="120", LINES="40")
-    job = subprocess.Popen(command, cwd=tmp_path, env=variables, stdin=theirs, stdout=theirs, stderr=theirs)
+    job = subprocess.Popen(
+        command, cwd=place, env=environment(TERM="xterm"), stdin=theirs, stdout=theirs, stderr=theirs
+    )
     os.close(theirs)
-    shown = ""
-    while "hello from 1" not in shown or "running" not in shown:
-        shown += os.read(ours, 1 << 16).decode(errors="replace")
-    (tmp_path / "go on").touch()
+    return job, ours
+
+
+def rest_of(terminal):
+    """Return what is shown until the terminal has no process any more."""
+    shown = b""
     try:
         while True:
-            shown += os.read(ours, 1 << 16).decode(errors="replace")
-    except OSError:  # the terminal has no process any more
-        os.close(ours)
+            shown += os.read(terminal, 1 << 16)
+    except OSError:
+        os.close(terminal)
+    return shown.decode(errors="replace")
+
+
+def test_dashboard_shows_a_live_table_on_a_terminal(tmp_path):
+    pytest.importorskip("rich", reason="rich is not installed")
+    write_script(tmp_path, "print('hello from', rank)\nhear('go on')")
+    job, terminal = on_a_terminal(tmp_path)
+    shown = ""
+    while "hello from 1" not in shown or "running" not in shown:
+        shown += os.read(terminal, 1 << 16).decode(errors="replace")
+    (tmp_path / "go on").touch()
+    shown += rest_of(terminal)
     assert job.wait(20) == 0
     assert "2 ranks on 1 host" in shown
     assert "[rank0] hello from 0" in shown
     assert shown.count("succeeded") >= 2
+
+
+def test_dashboard_tells_the_failed_rank_from_those_that_the_job_ended(tmp_path):
+    pytest.importorskip("rich", reason="rich is not installed")
+    # The failed rank has told of its error when it is terminated.
+    write_script(tmp_path, "import atexit\natexit.register(hear, 'never')\nif rank: raise ValueError\nhear('never')")
+    job, terminal = on_a_terminal(tmp_path)
+    shown = rest_of(terminal)
+    assert job.wait(20) == 1
+    assert "exited with status 1" in shown.rpartition("state")[2]
+    assert "terminated" in shown.rpartition("state")[2]
+    assert "SIGTERM" not in shown
+
+
+def test_dashboard_on_a_terminal_without_a_size_is_lines(tmp_path):
+    pytest.importorskip("rich", reason="rich is not installed")
+    write_script(tmp_path, "print('hello from', rank)")
+    job, terminal = on_a_terminal(tmp_path, 0, 0)
+    shown = rest_of(terminal)
+    assert job.wait(20) == 0
+    assert sorted(shown.splitlines()) == ["[rank0] hello from 0", "[rank1] hello from 1"]
 
 
 def test_dashboard_without_a_terminal_is_lines(tmp_path):

@@ -33,6 +33,7 @@ class ProcessGroupNCCL:
                 the GPU on other streams.
 
         Example:
+            >>> from meshdist import ProcessGroupNCCL
             >>> ProcessGroupNCCL.Options()
             ProcessGroupNCCL.Options(is_high_priority_stream=False)
         """
