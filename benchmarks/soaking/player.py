@@ -123,7 +123,9 @@ class Player:
         for turn in range(step.rounds):
             now = self.around(step, kinds.Side(step, side.members, side.rank, (*side.key, turn)))
             made = kinds.make(now)
-            if not turn:
+            # After a call with arrays of a wrong shape, which may have returned, the right ones are others.
+            shapes = [array.view.shape for array in (*give, *take)]
+            if not turn or shapes != [np.shape(values) for values in (*made.give, *made.take)]:
                 give, take = self._placed(made.give, local), self._placed(made.take, local)
             for arrays, contents in ((give, made.give), (take, made.take)):
                 for array, values in zip(arrays, contents, strict=True):
