@@ -99,6 +99,10 @@ SLOW_TESTS = re.compile(
     r"|test_the_end_of_a_child_is_not_that_of_the_rank\[tcp"
     r"|test_who_takes_of_any_rank_is_told_of_the_first.*-three hosts"
     r"|test_messages_during_the_first_collective\[gloo-tcp"
+    # These wait for seconds.
+    r"|test_last_records.*::test_(a_handler_of_the_script_has_its_turn|the_late_rank_has_a_file)"
+    r"|test_the_others_wait_no_longer_than_they_are_told"
+    r"|test_who_waited_for_a_stopped_rank_waits_again"
 )
 # Patterns of the names of slow tests that repeat others, in more worlds, with more libraries or more versions.
 EXHAUSTIVE = re.compile(
