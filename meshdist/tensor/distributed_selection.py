@@ -37,6 +37,7 @@ def selected(lines: Any, counts: Any, wanted: Any, group: ProcessGroup, module: 
     left = wanted.copy()  # the place among the windows of all ranks
     open_ = wanted >= 0
     every = (group.size(), *wanted.shape)
+    before = None  # how many elements were in the windows: each round rules some out, except in a dry run
     while bool(open_.any()):
         high = module.where(open_, high, low)
         medians, sizes = module.empty(every, lines.dtype), module.empty(every, wanted.dtype)
@@ -44,6 +45,10 @@ def selected(lines: Any, counts: Any, wanted: Any, group: ProcessGroup, module: 
         group.all_gather_into_tensor(sizes, high - low)
         order = medians.argsort(axis=0)
         reached = module.take_along_axis(sizes, order, 0).cumsum(axis=0)
+        in_windows = int(module.where(open_, reached[-1], 0).sum())
+        if before is not None and in_windows >= before:
+            break
+        before = in_windows
         middle = (reached >= (reached[-1:] + 1) // 2).argmax(axis=0)
         pivots = module.take_along_axis(medians, module.take_along_axis(order, middle[None], 0), 0)[0]
         below, upto = (_bisected(lines, pivots, low, high, right, module) for right in (False, True))

@@ -314,8 +314,11 @@ def _layout_of_blocks(reported: list[Any], mesh: DeviceMesh) -> ArrayLayout:
     shape = [reported[0][0][dim] if cut is None else sum(cut.sizes) for dim, cut in enumerate(cuts)]
     pending = {axis: placement.op for axis, placement in enumerate(placements) if isinstance(placement, Partial)}
     layout = ArrayLayout.of_cuts(shape, mesh.shape, cuts, pending)
-    for given, found in zip(placements, layout.placements, strict=True):
-        if getattr(given, "sizes", None) not in (None, getattr(found, "sizes", None)):
+    explicit = any(isinstance(placement, Shard) and placement.sizes is not None for placement in placements)
+    if explicit:
+        with PlacementsOf("DTensor.from_local"):
+            given = layout_on("DTensor.from_local", mesh, tuple(shape), placements)
+        if given is not layout:
             raise PlacementError(
                 f"DTensor.from_local: the blocks make {layout.describe(mesh.mesh_dim_names)}, and the placements are"
                 f" {list(placements)}"

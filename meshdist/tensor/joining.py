@@ -15,7 +15,7 @@ from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.index_keys import along, normalized
 from meshdist.tensor.index_parts import uncut
-from meshdist.tensor.index_space import Alignment, together
+from meshdist.tensor.index_space import Alignment, align, together
 from meshdist.tensor.known_calls import localizes, on_blocks, on_blocks_of_lists
 from meshdist.tensor.operands import (
     aligned,
@@ -81,18 +81,30 @@ def _uncut_all(name: str, operands: list[Any], axis: int) -> list[Any]:
     ]
 
 
+def _check_alike(name: str, arrays: Sequence[Any]) -> None:
+    """Raise for arrays whose placements do not match, before they get another dimension."""
+    mesh = mesh_of(name, arrays)
+    layouts = tuple(layout_of(array, mesh) for array in arrays)
+    alignment = align(layouts, (tuple(range(np.ndim(arrays[0]))),) * len(arrays), together)
+    if alignment.conflicts and not may_redistribute.get():
+        refuse_placements(name, arrays, alignment, mesh)
+
+
 @implements(np.stack)
 def stack(arrays: Sequence[Any], axis: int = 0, out: Any = None, **kwargs: Any) -> DTensor:
     """Return arrays joined along a new dimension; see `numpy.stack`."""
     if len({np.shape(array) for array in arrays}) > 1:
         raise ValueError("all input arrays must have the same shape")
     axis = normalized(axis, np.ndim(arrays[0]) + 1)
+    _check_alike("np.stack", arrays)
     return concatenate([np.expand_dims(array, axis) for array in arrays], axis, out, **kwargs)
 
 
 @implements(np.vstack)
 def vstack(tup: Sequence[Any], **kwargs: Any) -> DTensor:
     """Return arrays joined along the first dimension; see `numpy.vstack`."""
+    if all(np.ndim(array) == 1 for array in tup):
+        _check_alike("np.vstack", tup)
     return concatenate([np.atleast_2d(array) for array in tup], 0, **kwargs)
 
 

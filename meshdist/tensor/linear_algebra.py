@@ -16,6 +16,7 @@ from meshdist.tensor.array_layout import ArrayLayout, Cut, is_cut
 from meshdist.tensor.dispatch import implements
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
+from meshdist.tensor.moves import group_of
 from meshdist.tensor.operands import aligned, local_of, require
 
 # ---- Matrices that are whole
@@ -83,9 +84,42 @@ def _register(function: Any) -> None:
     implements(function)(on_matrices)
 
 
-_ONE_MATRIX: tuple[Any, ...] = (np.linalg.inv, np.linalg.det, np.linalg.slogdet, np.linalg.eig, np.linalg.eigvals)
-for _function in _ONE_MATRIX:
+for _function in (np.linalg.inv, np.linalg.det, np.linalg.slogdet):
     _register(_function)
+
+
+def _eigen(function: Any) -> None:
+    """Register a function whose results are complex if an eigenvalue of any matrix of the stack is."""
+    name = f"np.linalg.{function.__name__}"
+
+    @implements(function)
+    def of_stack(a: Any) -> Any:
+        def of_block(block: Any) -> Any:
+            found = function(block)
+            return found if block.dtype.kind == "c" else _complex_if_any(found, name, a)
+
+        return _on_matrices(of_block, name, (a,), (2,), {})
+
+
+def _complex_if_any(found: Any, name: str, a: DTensor) -> Any:
+    """Return the eigenvalues, and vectors, of this rank's matrices; complex if those of any rank are, as NumPy does."""
+    results = found if isinstance(found, tuple) else (found,)
+    mesh, cuts = a.mesh, a.layout.cuts[:-2]
+    axes = tuple(sorted(axis for cut in cuts if cut is not None for axis in cut.axes if mesh.shape[axis] > 1))
+    if not axes:
+        return found
+    is_complex = array_module(mesh).asarray([results[0].dtype.kind == "c"], dtype=np.uint8)
+    group = group_of(mesh, axes)
+    with group.hooks.comparing(words_of(name, a.layout)):
+        all_reduce(is_complex, "max", group)
+    if not is_complex[0]:
+        return found
+    results = tuple(x.astype(np.result_type(x.dtype, np.complex64), copy=False) for x in results)
+    return _together(type(found), list(results)) if isinstance(found, tuple) else results[0]
+
+
+_eigen(np.linalg.eig)
+_eigen(np.linalg.eigvals)
 
 
 @implements(np.linalg.cholesky)

@@ -130,7 +130,9 @@ def _reduced(
         return wrap(module.zeros(shape, np.asarray(made).dtype), result, a.mesh)
     if is_whole(a.layout, dims) or 0 in a.shape:
         values = function(block, axis=dims if a.ndim else None, keepdims=keepdims)
-        return wrap(module.asarray(values).reshape(shape), result, a.mesh)
+        # NumPy may choose another dtype where a line has NaN alone: that of other ranks' blocks.
+        values = module.asarray(values).astype(np.asarray(made).dtype, copy=False)
+        return wrap(values.reshape(shape), result, a.mesh)
     lines = module.moveaxis(block, dims, range(len(dims)))
     lines = lines.reshape(math.prod(lines.shape[: len(dims)]), math.prod(lines.shape[len(dims) :]))
     axes = tuple(sorted(at for dim in dims for at in a.layout.axes_of(dim) if a.mesh.shape[at] > 1))

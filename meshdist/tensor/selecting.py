@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any, cast
 
 import numpy as np
@@ -213,6 +214,7 @@ def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0)
 def _triangle(function: Any) -> None:
     @implements(function)
     def triangle(m: Any, k: int = 0) -> DTensor:
+        k = index(k)  # an unsigned one of NumPy would overflow
         if m.ndim == 0:
             function(np.zeros((), m.dtype), k)  # raises
         if m.ndim == 1:
@@ -227,7 +229,7 @@ def _triangle(function: Any) -> None:
         if m.ndim < 2 or m.layout is not result.layout:
             return None
         rows, columns = m.index[-2:]
-        return lambda block, k=0: function(block, k + rows.start - columns.start)
+        return lambda block, k=0: function(block, index(k) + rows.start - columns.start)
 
 
 _triangle(np.tril)

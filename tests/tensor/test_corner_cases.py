@@ -430,6 +430,89 @@ def test_the_rows_of_one_array_are_joined_each_time(case: str) -> None:
     meshdist.run(program, 3, timeout=30)
 
 
+@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize(
+    "function", [np.sort, np.argsort, np.unique, np.median, partial(np.quantile, q=[0.1, 0.9]), np.union1d]
+)
+def test_selections_and_sorts_end_in_dry_runs(function: Any, rank: int) -> None:
+    with meshdist.dry_run(world_size=4, rank=rank):
+        mesh = meshdist.init_device_mesh("cpu", (4,))
+        for rows in (9, 40):  # of nine, the last rank has none
+            x = cut(np.arange(float(rows))[::-1], mesh)
+            found = function(x, x) if function is np.union1d else function(x)
+            if function in (np.sort, np.argsort):
+                assert found.to_local().shape == x.to_local().shape
+
+
+STACKS = {
+    "some complex": [np.eye(2), [[0.0, 1], [-1, 0]], np.eye(2), np.eye(2)],
+    "all complex, and a rank without a matrix": [[[0.0, 1], [-1, 0]]] * 2,
+    "none complex": [np.eye(2)] * 5,
+}
+
+
+@pytest.mark.parametrize("case", STACKS)
+def test_eigenvalues_are_complex_on_all_ranks_or_on_none(case: str) -> None:
+    def program() -> None:
+        mesh = meshdist.init_device_mesh("cpu", (3,), mesh_dim_names=("a",))
+        whole = np.array(STACKS[case])
+        for _ in range(2):
+            assert_same(np.linalg.eigvals(cut(whole, mesh)), np.linalg.eigvals(whole))
+            for found, wanted in zip(np.linalg.eig(cut(whole, mesh)), np.linalg.eig(whole), strict=True):
+                assert_same(found, wanted)
+
+    meshdist.run(program, 3, timeout=30)
+
+
+def test_the_dtype_of_quantiles_does_not_depend_on_a_ranks_values() -> None:
+    def program() -> Any:
+        mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("a",))
+        whole = np.ones((4, 6), np.float32)
+        whole[0] = np.nan
+        return np.nanquantile(cut(whole, mesh), np.float64(0.5), axis=1).full().tolist()
+
+    with pytest.warns(RuntimeWarning, match="All-NaN slice"):
+        found = meshdist.run(program, 2, timeout=30)
+    np.testing.assert_array_equal(found, [[np.nan, 1, 1, 1]] * 2)
+
+
+def test_blocks_are_taken_with_the_sizes_of_an_even_cut() -> None:
+    def program() -> None:
+        mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("a",))
+        x = DTensor.from_local(np.ones((2, 3)), mesh, {"a": Shard(0, sizes=(2, 2))})
+        assert (x.shape, x.placements) == ((4, 3), (Shard(0),))
+        with pytest.raises(PlacementError, match=r"the blocks make .* and the placements are \[Shard\(0, sizes=\(1, 3"):
+            DTensor.from_local(np.ones((2, 3)), mesh, {"a": Shard(0, sizes=(1, 3))})
+
+    meshdist.run(program, 2, timeout=30)
+
+
+@pytest.mark.parametrize("function", [np.tril, np.triu])
+def test_an_unsigned_diagonal_is_that_of_an_integer(function: Any) -> None:
+    def program() -> None:
+        mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("a",))
+        whole = np.ones((4, 4))
+        for _ in range(2):
+            assert_same(function(cut(whole, mesh), np.uint8(1)), function(whole, 1))
+
+    meshdist.run(program, 2, timeout=30)
+
+
+def test_what_is_advised_for_stacks_can_be_written() -> None:
+    def program() -> None:
+        mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("a",))
+        x, other = cut(np.ones((6, 8)), mesh), cut(np.ones((6, 8)), mesh, 1)
+        with pytest.raises(PlacementError, match=r"Call redistribute\(\{'a': Shard\(0\)\}\) on operand 1"):
+            np.stack([x, other])
+        assert np.stack([x, other.redistribute({"a": Shard(0)})]).shape == (2, 6, 8)
+        line = distribute_tensor(np.ones(6), mesh, {"a": Shard(0, sizes=(1, 5))}, None)
+        with pytest.raises(PlacementError, match=r"Call redistribute\(\{'a': Shard\(0\)\}\) on operand 1") as refused:
+            np.vstack([cut(np.ones(6), mesh), line])
+        assert "stencil" not in str(refused.value)
+
+    meshdist.run(program, 2, timeout=30)
+
+
 def test_arrays_are_filled_with_values_of_the_whole() -> None:
     def program() -> None:
         mesh = meshdist.init_device_mesh("cpu", (3,), mesh_dim_names=("a",))
