@@ -154,8 +154,7 @@ def refuse_placements(
     advice = " and ".join(
         redistribution_text(what[number], operands[number], alignment.targets[number]) for number in alignment.conflicts
     )
-    is_ufunc = isinstance(getattr(np, name.removeprefix("np."), None), np.ufunc)
-    stencil = is_ufunc and any(
+    stencil = not name.startswith("np.linalg.") and any(
         are_shifted(layout_of(operands[number], mesh), alignment.targets[number]) for number in alignment.conflicts
     )
     raise PlacementError(

@@ -506,9 +506,8 @@ def test_what_is_advised_for_stacks_can_be_written() -> None:
             np.stack([x, other])
         assert np.stack([x, other.redistribute({"a": Shard(0)})]).shape == (2, 6, 8)
         line = distribute_tensor(np.ones(6), mesh, {"a": Shard(0, sizes=(1, 5))}, None)
-        with pytest.raises(PlacementError, match=r"Call redistribute\(\{'a': Shard\(0\)\}\) on operand 1") as refused:
+        with pytest.raises(PlacementError, match=r"Call redistribute\(\{'a': Shard\(0\)\}\) on operand 1"):
             np.vstack([cut(np.ones(6), mesh), line])
-        assert "stencil" not in str(refused.value)
 
     meshdist.run(program, 2, timeout=30)
 
