@@ -93,7 +93,8 @@ class Step:
         is_second: bool = False,
         yields: bool = False,
     ) -> None: ...
-    # True if the call was carried out; False if nothing was done; None if nothing was taken.
+    # True if the call was carried out; False if nothing was done; None if nothing was taken. Arrays that are moved, not
+    # reduced, may lie in rows at equal distances.
     def __call__(self, send: Any, recv: Any) -> bool | None: ...
     def finish(self, recv: Any, phase: int) -> None: ...
 
