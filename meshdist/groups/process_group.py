@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from copy import copy
 from functools import partial
 from sys import _getframe
@@ -14,21 +14,22 @@ import numpy as np
 from numpy import ndarray
 
 from meshdist import core
-from meshdist.arrays.reduce_op import Op, PremulSum, as_reduce_op
+from meshdist.arrays.reduce_op import Op
 from meshdist.backends.base import Backend, Plan
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistTimeoutError
+from meshdist.groups.checked_call import CheckedCall
 from meshdist.groups.group_backends import GroupBackends
 from meshdist.groups.membership import GroupHome, Membership, listed
 from meshdist.groups.point_to_point import PointToPoint
-from meshdist.runtime.call import Buffers, Call, CollectiveSpec, PassedArrays, ShapeRule, Splits, must_be_copied
+from meshdist.runtime.call import CollectiveSpec, ShapeRule, Splits
 from meshdist.runtime.departure import earlier_failure, gave_up
 from meshdist.runtime.device_calls import DeviceCalls, Request
-from meshdist.runtime.flight_recorder import Record, clock, facts_of, located, users
+from meshdist.runtime.flight_recorder import Record, clock, located, users
 from meshdist.runtime.forgotten import never_waited_for
 from meshdist.runtime.handover import Handover
 from meshdist.runtime.hooks import CallHooks
-from meshdist.runtime.plan_cache import device_key, plan_key, remember, simple_key
+from meshdist.runtime.plan_cache import device_key, remember, simple_key
 from meshdist.runtime.progress import Job, JobQueue
 from meshdist.runtime.waiting import Waitable
 from meshdist.runtime.work import PlannedWork, Work, in_progress_thread
@@ -360,75 +361,24 @@ class ProcessGroup(CollectiveMethods, Membership):
         if backend.device_calls is not None:
             modes = (async_op, splits, timeout_s, self._shape_rule, self.calls.words)
             return backend.device_calls.submit(Request(self, error_prefix, collective, send, recv, op, root, *modes))
-        arrays = self.named(error_prefix, PassedArrays, collective, send, recv)
-        reduce_op = None if op is None else self.named(error_prefix, as_reduce_op, op)
-        sends, recvs = arrays.in_native_order()
-        rest = (reduce_op, root, splits, self._shape_rule, self.calls.words)
-        call = Call(collective, error_prefix, self._rank, len(self.ranks), sends, recvs, *rest)
-        writes = collective.writes(call)
-        if writes:
-            self.named(error_prefix, arrays.check_output)
-        factor = op if isinstance(op, PremulSum) else None
-        if factor is not None:
-            self.named(error_prefix, arrays.check_factor, factor)
-        # The plan of a PREMUL_SUM is that of the plain sum; the factor is applied before it runs.
-        key = plan_key(collective, sends, recvs, op if factor is None else reduce_op, root, splits)
-        plans = self.plans  # the group may have another dict when an async call starts
-        prepared = plans.get(key)
-        if prepared is None:
-            collective.check(call)
-            backend.require(call)
-            facts = facts_of(call, self.name, self.label, self.timeout_s)
-        else:
-            facts = prepared.facts
-        if writes:
-            self.named(error_prefix, arrays.check_apart)
-
-        def is_copied(plan: Plan) -> bool:
-            return writes and plan.apart and must_be_copied(call)
-
-        def plain_for(plan: Plan) -> AbstractContextManager[tuple[Buffers, Buffers]]:
-            return arrays.plain(factor, copies=is_copied(plan), writes=writes)
-
-        def steps() -> Iterator[Waitable]:
-            self.check_usable(error_prefix)
-            yield from backend.connect()
-            plan = plans.get(key)
-            if plan is None:
-                plan = backend.prepare(call.on_plain_arrays())
-                plan.facts = facts
-                if not collective.meets:  # the calls of a remembered plan begin at once
-                    remember(plans, key, plan)
-            with plain_for(plan) as (sent, received):
-                yield from plan.steps(sent, received)
-
+        made = CheckedCall(self, backend, collective, send, recv, op, root, splits, self._shape_rule)
         self.num_calls += 1
         queued = async_op or bool(self._queued)
-        record = self.recorder.begin(facts, self.num_calls, started=not queued)
+        record = self.recorder.begin(made.facts, self.num_calls, started=not queued)
         if collective.meets:
             self._meet(backend, error_prefix, self.timeout_s if timeout_s is None else timeout_s, record)
         if queued:
-            return self._enqueue(error_prefix, steps, recv, async_op, record, timeout_s)
-        deadline = None if timeout_s is None else Deadline(timeout_s)
-        is_passed = False  # the arrays, as they are, to the plan
+            return self._enqueue(error_prefix, made.steps, recv, async_op, record, timeout_s)
         try:
-            if prepared is not None and deadline is None:
-                plain = partial(plain_for, prepared)
-                is_passed = factor is None and arrays.are_native() and not is_copied(prepared)
-                if is_passed:
-                    prepared.run_strided(sends, recvs, plain)
-                else:
-                    with plain() as (sent, received):
-                        prepared.run(sent, received)
+            if made.plan is not None and timeout_s is None:
+                made.run(made.plan)
             else:
-                for waitable in steps():
+                deadline = None if timeout_s is None else Deadline(timeout_s)
+                for waitable in made.steps():
                     backend.wait(waitable, error_prefix, deadline)
         except BaseException as error:
             raise self.fail(error, error_prefix, record) from None
         self.recorder.end(record)
-        if is_passed and prepared is not None and self.calls.note is not None:
-            run = partial(_run_passed, prepared, collective, writes)
-            self.calls.note(run, prepared.facts, prepared.error_prefix, send, recv, prepared.apart)
         return recv
 
     def _meet(self, backend: Backend, error_prefix: str, timeout_s: float, record: Record) -> None:
@@ -518,12 +468,3 @@ class ProcessGroup(CollectiveMethods, Membership):
 
     def _raise_failed(self, error: BaseException, error_prefix: str, record: Record | None) -> None:
         raise self.fail(error, error_prefix, record) from None
-
-
-def _run_passed(plan: Plan, collective: CollectiveSpec, writes: bool, send: Any, recv: Any) -> None:
-    """Repeat a call with arrays of the same strides, which were checked then."""
-
-    def plain() -> AbstractContextManager[tuple[Buffers, Buffers]]:
-        return PassedArrays(collective, send, recv).plain(None, copies=False, writes=writes)
-
-    plan.run_strided(send, recv, plain)

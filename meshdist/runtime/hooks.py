@@ -99,6 +99,7 @@ class HookedGroup(Group, Protocol):
     @property
     def messages(self) -> HookedMessages: ...
     def compare_shapes(self, wanted: bool) -> None: ...
+    def check_usable(self, error_prefix: str) -> None: ...  # Raise if the group is no longer valid
 
 
 class CallHooks:
