@@ -80,7 +80,7 @@ def test_methods_functions_and_async_calls(world):
 
 def what_is_refused():
     for function in (dist.scan, dist.exscan):
-        with pytest.raises(ValueError, match=r"scan on group .* op must not be AVG; take SUM, and divide"):
+        with pytest.raises(ValueError, match=r"scan on group .* op must not be AVG; use SUM, and divide"):
             function(np.ones(2), "avg")
         with pytest.raises(TypeError, match="op BXOR is not defined for float64"):
             function(np.ones(2), "bxor")
