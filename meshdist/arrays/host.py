@@ -85,8 +85,9 @@ def as_buffers(
         check_dtype(array, name)
         return array
     if not is_list:
-        numbers = bool(value) and not any(hasattr(item, "__len__") or hasattr(item, "dtype") for item in value)
-        hint = _hint(is_read, is_written)(value, name, of) if numbers else ""
+        has_arrays = any(hasattr(item, "__len__") or hasattr(item, "dtype") for item in value)
+        in_place = is_read and is_written
+        hint = _hint(is_read, is_written)(value, name, of) if value and (in_place or not has_arrays) else ""
         raise TypeError(
             f"{name} must be one array, got a {type(value).__name__} of {counted(len(value), 'element')}{hint}"
         )

@@ -89,6 +89,8 @@ def hint_of_output(value: Any, name: str, of: str = "") -> str:
 def hint_of_both(value: Any, name: str, of: str = "") -> str:
     """Return what to pass instead of `value`, which is no array, where the function `of` replaces it by its result."""
     hint = hint_of_input(value, name, of)
+    if isinstance(value, (list, tuple)) and of in _OF_TREES and any(hasattr(item, "dtype") for item in value):
+        return f"; functional.{of} takes lists of arrays, and returns the result"
     if isinstance(value, _NUMBERS) and of in _OF_TREES:
         hint += f", or functional.{of}, which takes numbers and lists, and returns the result"
     return hint

@@ -25,7 +25,7 @@ def all_reduce(tensor: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, asyn
     The result is the same on all ranks to the last bit, and the same from run to run.
 
     Args:
-        tensor: An array; all ranks must pass the same number of elements and the same dtype.
+        tensor: An array; all ranks must pass the same shape and dtype.
         op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
         group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.

@@ -24,8 +24,7 @@ def broadcast(
     """Copy `tensor` from one rank to all others, in place.
 
     Args:
-        tensor: An array; all ranks must pass the same number of elements and the same dtype. On the source it is only
-            read.
+        tensor: An array; all ranks must pass the same shape and dtype. On the source it is only read.
         src: Global rank of the source; as a method, its rank in the group or along the mesh.
         group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
@@ -36,7 +35,8 @@ def broadcast(
 
     Raises:
         TypeError: The argument is not an array, or its dtype is unsupported.
-        ValueError: Both or none of `src` and `group_src` are given, it is not a member, or `tensor` cannot be written.
+        ValueError: Both or neither of `src` and `group_src` are given, the rank is not a member of the group, or `tensor`
+            cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """

@@ -87,8 +87,8 @@ def recv_object_list(
     """Receive objects into a list, replacing all its elements.
 
     Args:
-        object_list: A list as long as the one that is sent; or an empty list, which receives one of any length. Only if
-            the group's backend is for GPUs alone, the length must be known.
+        object_list: A list of the same length as the sent one, or an empty list, which receives any number of objects.
+            If the group's backend is for GPUs alone, the length must be known.
         src: Global rank of the sender; as a method, its rank in the group or along the mesh. None takes the first list
             from any rank.
         group: A ProcessGroup or a DeviceMesh; the world if None.

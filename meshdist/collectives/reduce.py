@@ -36,8 +36,7 @@ def reduce(
     """Reduce `tensor` over the group into the array of one rank; the arrays of the other ranks are unchanged.
 
     Args:
-        tensor: An array; all ranks must pass the same number of elements and the same dtype. Written on the destination
-            only.
+        tensor: An array; all ranks must pass the same shape and dtype. Written on the destination only.
         dst: Global rank of the destination; as a method, its rank in the group or along the mesh.
         op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
         group: A ProcessGroup or a DeviceMesh; the world if None.
@@ -49,7 +48,8 @@ def reduce(
 
     Raises:
         TypeError: The argument is not an array, or its dtype is unsupported or undefined for `op`.
-        ValueError: Both or none of `dst` and `group_dst` are given, it is not a member, or `tensor` cannot be written.
+        ValueError: Both or neither of `dst` and `group_dst` are given, the rank is not a member of the group, or `tensor`
+            cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """

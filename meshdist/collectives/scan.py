@@ -26,7 +26,7 @@ def scan(tensor: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: 
     Rank r gets the reduction of the arrays of ranks 0 to r, in rank order.
 
     Args:
-        tensor: An array; all ranks must pass the same number of elements and the same dtype.
+        tensor: An array; all ranks must pass the same shape and dtype.
         op: The reduction: a ReduceOp other than AVG, its name in lower case, or `premul_sum(factor)`.
         group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
@@ -58,7 +58,7 @@ def exscan(tensor: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op
     MIN (infinity, where it has one), the smallest for MAX, all bits set for BAND, none for BOR and BXOR.
 
     Args:
-        tensor: An array; all ranks must pass the same number of elements and the same dtype.
+        tensor: An array; all ranks must pass the same shape and dtype.
         op: The reduction: a ReduceOp other than AVG, its name in lower case, or `premul_sum(factor)`.
         group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.

@@ -250,20 +250,28 @@ def _report_end(settings: Settings, nodes: Nodes, supervisor: Supervisor, verdic
 
 
 def _other_failures(failures: Iterable[Failure], shown: int | None) -> list[str]:
-    """Return the failures of other ranks than `shown`, whose report has been printed; the same failure once."""
+    """Return the failures of other ranks than `shown`, whose report has been printed.
+
+    The same failure is told once, and so are those that follow from another rank's.
+    """
     alike: dict[object, list[Failure]] = {}
     for failure in failures:
-        # Who waits for whom, in further lines, has times that differ from rank to rank; these lines are not shown here.
-        first_line = without_own_rank(failure.message).strip().partition("\n")[0]
-        what = (failure.status, failure.kind, first_line) if failure.kind else failure.rank
-        alike.setdefault(what, []).append(failure)
+        what = _what_failed(failure) if failure.kind else failure.rank
+        alike.setdefault("follows" if failure.secondary and failure.kind else what, []).append(failure)
     lines = []
     for first, *others in alike.values():
         if first.rank != shown:
             lines.append(first.headline())
         if others:
-            lines.append(f"{ranks_text(sorted(other.rank for other in others))}: the same as rank {first.rank}")
+            are_same = all(_what_failed(other) == _what_failed(first) for other in others)
+            same = f"the same as rank {first.rank}" + ("" if are_same else ", or an error that follows from it")
+            lines.append(f"{ranks_text(sorted(other.rank for other in others))}: {same}")
     return lines
+
+
+def _what_failed(failure: Failure) -> tuple[int, str, str]:
+    # Who waits for whom, in further lines, has times that differ from rank to rank; these lines are not shown here.
+    return failure.status, failure.kind, without_own_rank(failure.message).strip().partition("\n")[0]
 
 
 def _write_error_files(settings: Settings, nodes: Nodes, supervisor: Supervisor, verdict: Verdict) -> None:

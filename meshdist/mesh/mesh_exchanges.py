@@ -75,15 +75,15 @@ class MeshExchanges(MeshSlices):
     ) -> Array | None:
         """Shift `x` along an axis by `by` ranks, and return the array received from the rank `by` places before.
 
-        All ranks along the axis call it, with equal `by` and `periodic`. As MPI's Cart_shift and Sendrecv in one: where
-        no rank is before, at the open end of an axis, nothing is received, `out` stays as it is, and the result is
-        None, as a receive from MPI.PROC_NULL leaves its buffer; where no rank comes after, nothing is sent.
+        All ranks along the axis call it, with equal `by` and `periodic`. As MPI's Cart_shift and Sendrecv in one: at
+        the open end of an axis there is no sender, so nothing is received, `out` is unchanged, and the result is None;
+        at the other end, nothing is sent.
 
         Args:
-            x: An array; of one shape and dtype on all ranks, unless `out` says what comes.
-            by: How many places up the axis; negative: down. 0 returns a copy.
+            x: An array; of the same shape and dtype on all ranks, unless `out` describes the incoming array.
+            by: The number of ranks to shift by; negative values shift in the other direction. 0 returns a copy.
             periodic: Whether the axis wraps around: the last rank sends to the first.
-            out: The array to receive into, apart from `x`; a new one like `x` if None.
+            out: The array to receive into, which must not overlap `x`; a new array like `x` if None.
             axis: The axis, by name or index. May be None on a mesh of one axis, such as `mesh["x"]`.
             tag: The tag of the messages.
 

@@ -62,21 +62,27 @@ def _mode(mode: Any) -> str:
 
 
 def _slid(name: str, a: DTensor, v: DTensor, mode: str, function: Any) -> DTensor:
-    """Return the sums of products of a filter with the rows under it: the "valid" ones of `a` with zeros around it."""
+    """Return the sums of products of a filter with the rows under it, as NumPy does of the whole vector.
+
+    No row is multiplied by a zero beyond the ends of the vector: an infinity in the filter would become NaN.
+    """
     whole = ArrayLayout.of_cuts(v.shape, v.mesh.shape, (None,), {})
     taps = require(name, v, whole, "every rank needs the whole of the shorter vector", "v")
     more = len(taps) - 1
-    if mode == "full" and more:
-        a, mode = pad(a, (more, more)), "valid"
+    around = more if mode == "full" else 0
+    offset = {"full": 0, "same": more // 2, "valid": more}[mode]  # of the results among all sums
+    if around:
+        a = pad(a, (around, around))  # which has the cut of the results
     before, after = (more - more // 2, more // 2) if mode == "same" else (0, more)
     layout = a.layout if mode == "same" else shortened(a.layout, 0, more)
-    (held,) = a.layout.index(coordinate_in(a.mesh))
-    rows = layout.local_shape(coordinate_in(a.mesh))[0]
+    (held,), (wanted,) = (each.index(coordinate_in(a.mesh)) for each in (a.layout, layout))
+    rows = wanted.stop - wanted.start
     block = with_rows_around(name, a, 0, before, after)
     if not rows:
         dtype = function(np.ones(1, a.dtype), np.ones(1, v.dtype)).dtype
         return wrap(array_module(a.mesh).empty((0,), dtype), layout, a.mesh)
-    if mode == "same":  # zeros beyond the ends
-        missing = max(0, before - held.start), max(0, after - (len(a) - held.stop))
-        block = array_module(a.mesh).pad(block, missing)
-    return wrap(function(block, taps, "valid")[:rows], layout, a.mesh)
+    begin = max(0, held.start - before)
+    first, last = max(begin, around), min(begin + len(block), len(a) - around)
+    sums = function(block[first - begin : last - begin], taps, "full")
+    at = wanted.start + offset - (first - around)
+    return wrap(sums[at : at + rows], layout, a.mesh)

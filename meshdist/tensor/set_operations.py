@@ -93,7 +93,7 @@ def _pooled(name: str, arrays: list[DTensor]) -> DTensor:
         block = module.concatenate([array.to_local() for array in arrays])
         return wrap(block, ArrayLayout.of_cuts(block.shape, mesh.shape, (None,), {}), mesh)
     blocks, sizes = [], np.zeros(len(cut.sizes), np.int64)
-    for array in arrays:
+    for number, array in enumerate(arrays):
         own = array.layout.cuts[0]
         if own is not None and own.axes == cut.axes:
             blocks.append(array.to_local())
@@ -104,7 +104,10 @@ def _pooled(name: str, arrays: list[DTensor]) -> DTensor:
             if array.layout.cuts[0] is None:
                 blocks.append(local_of(array, target, mesh))
             else:
-                blocks.append(require(name, array, target, "the arrays must be sharded along the same axes"))
+                other = next(one for one in arrays if one.layout.cuts[0] is cut)
+                first = other.layout.describe(mesh.mesh_dim_names)
+                why = f"the arrays must be sharded along the same axes, and ar1 is {first}"
+                blocks.append(require(name, array, target, why, f"ar{min(number, 1) + 1}"))
         sizes += own.sizes
     layout = ArrayLayout.of_cuts((int(sizes.sum()),), mesh.shape, (Cut(cut.axes, tuple(map(int, sizes))),), {})
     block = module.concatenate(blocks)

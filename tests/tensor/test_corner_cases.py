@@ -534,3 +534,20 @@ def test_arrays_are_filled_with_values_of_the_whole() -> None:
 
 def _whole(values: Any) -> Any:
     return values.full() if hasattr(values, "full") else values
+
+
+@pytest.mark.parametrize("function", [np.convolve, np.correlate])
+@pytest.mark.parametrize("mode", ["full", "same", "valid"])
+def test_an_infinity_in_a_filter_reaches_the_rows_under_it_alone(function: Any, mode: str) -> None:
+    def program() -> None:
+        mesh = meshdist.init_device_mesh("cpu", (3,), mesh_dim_names=("a",))
+        for rows, taps in ((9, [0.0, 1, np.inf]), (5, [np.nan, 2]), (2, [1.0, 2, -1, np.inf]), (7, [1.0])):
+            whole, filter_ = np.arange(1.0, rows + 1), np.array(taps)
+            wanted = function(whole, filter_, mode)
+            with np.errstate(invalid="ignore"):
+                if len(taps) <= rows:
+                    assert_same(function(cut(whole, mesh), filter_, mode), wanted)
+                elif function is np.convolve:  # a correlation would reverse a sharded vector
+                    assert_same(function(whole, cut(filter_, mesh), mode), wanted)
+
+    meshdist.run(program, 3, timeout=30)
