@@ -35,8 +35,8 @@ def broadcast(
 
     Raises:
         TypeError: The argument is not an array, or its dtype is unsupported.
-        ValueError: Both or neither of `src` and `group_src` are given, the rank is not a member of the group, or `tensor`
-            cannot be written.
+        ValueError: Both or neither of `src` and `group_src` are given, the rank is not a member of the group, or
+            `tensor` cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """

@@ -48,8 +48,8 @@ def reduce(
 
     Raises:
         TypeError: The argument is not an array, or its dtype is unsupported or undefined for `op`.
-        ValueError: Both or neither of `dst` and `group_dst` are given, the rank is not a member of the group, or `tensor`
-            cannot be written.
+        ValueError: Both or neither of `dst` and `group_dst` are given, the rank is not a member of the group, or
+            `tensor` cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """

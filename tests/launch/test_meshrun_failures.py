@@ -216,6 +216,28 @@ raise DistBackendError("they disagree", error_prefix=f"barrier on group 'world' 
     assert err.count("KeyError: 'another'") == 1
 
 
+def test_errors_that_follow_from_that_of_a_rank_are_told_once(tmp_path):
+    body = """
+from meshdist.errors import DistBackendError
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+tell(f"ready{rank}")
+[hear(f"ready{other}") for other in range(4)]
+if rank == 3:
+    raise KeyError("the cause")
+group = "rows" if rank else "columns"
+raise DistBackendError("rank 3 failed: it raised KeyError", error_prefix=f"on {group}", peer_failed=True)
+"""
+    write_script(tmp_path, body)
+    status, _, err = meshrun(tmp_path, "--nproc-per-node", "4", "script.py")
+    assert status == 1
+    assert err.count("KeyError: 'the cause'") == 1
+    assert err.count("it raised KeyError") == 1
+    (same,) = re.findall(
+        r"^meshrun: ranks (.*): the same as rank \d, or an error that follows from it$", err, re.MULTILINE
+    )
+    assert len(same.split(", ")) == 2
+
+
 @pytest.mark.skipif(core.module is None, reason="without the core, the error of a call hides what was handled")
 @pytest.mark.parametrize("call", ["all_reduce(np.ones(1))", "recv(np.ones(1), src=1)"])
 def test_an_exception_whose_handler_makes_a_call_is_the_first_failure(tmp_path, call):
