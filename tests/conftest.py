@@ -103,9 +103,25 @@ SLOW_TESTS = re.compile(
     r"|test_last_records.*::test_(a_handler_of_the_script_has_its_turn|the_late_rank_has_a_file)"
     r"|test_the_others_wait_no_longer_than_they_are_told"
     r"|test_who_waited_for_a_stopped_rank_waits_again"
+    r"|test_hang_timing.*::test_(of_those_that_begin_to_wait_at_once_one_warns|a_rank_that_was_told_nothing_finds_it_out)"
+    r"|test_a_store_that_is_not_there_is_passed_over"
+    r"|test_a_killed_host_is_replaced"
+    r"|test_cell_magic.*::test_(the_same_timeout_of_several_ranks|other_workers_take_the_place)"
+    r"|test_init_refusals.*::test_(a_wrong_secret_is_told_to_those|a_stranger_does_not_end_the_wait)"
+    r"|test_last_records.*::test_ranks_that_wait_for_each_other_have_files"
+    r"|test_a_worker_that_does_not_hear_an_interrupt_is_killed"
+    r"|test_attach_finds_how_the_last_wait_of_a_rank_ended"
+    # Others are quick tests of the same.
+    r"|test_strided_moves.*\[(9000|several chunks)\]"
+    r"|test_lost_and_doubled_datagrams_do_no_harm\[2"
+    r"|test_show\.py::test_all_texts_of_a_plot_can_be_read\[shape0-"
+    r"|test_reductions_by_reading_are_the_same\[3-core"
+    r"|test_destroyed_groups_leave_no_memory_behind\[gloo\]"
+    r"|conformance/.*\[threads-2"
 )
 # Patterns of the names of slow tests that repeat others, in more worlds, with more libraries or more versions.
 EXHAUSTIVE = re.compile(
+    r"conformance/.*\[threads-2\b|"
     r"conformance/.*\[((threads|gloo|gloo-slots)-5|gloo-slots-[12]|mpi-mpich)\b"
     r"|conformance/(?!test_(reductions|movement|messages)).*\[mpi-"
     r"|test_array_kinds.*\[(gloo-slots|gloo-tcp|threads-[12]|gloo-1)\b"
