@@ -62,6 +62,7 @@ def a_receive_of_objects(group):
 
 def a_long_send(group):
     work = group.isend(np.ones(LONG), peer_of(group))
+    group.barrier()  # a peer that receives already could have taken the message in the call
     group.recv(np.ones(LONG), peer_of(group))
     return work
 
