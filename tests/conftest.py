@@ -106,7 +106,7 @@ SLOW_TESTS = re.compile(
     r"|test_hang_timing.*::test_(of_those_that_begin_to_wait_at_once_one_warns|a_rank_that_was_told_nothing_finds_it_out)"
     r"|test_a_store_that_is_not_there_is_passed_over"
     r"|test_a_killed_host_is_replaced"
-    r"|test_cell_magic.*::test_(the_same_timeout_of_several_ranks|other_workers_take_the_place)"
+    r"|test_cell_magic.*::test_the_same_timeout_of_several_ranks"
     r"|test_init_refusals.*::test_(a_wrong_secret_is_told_to_those|a_stranger_does_not_end_the_wait)"
     r"|test_last_records.*::test_ranks_that_wait_for_each_other_have_files"
     r"|test_a_worker_that_does_not_hear_an_interrupt_is_killed"
