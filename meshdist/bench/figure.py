@@ -48,8 +48,8 @@ def draw(path: Path, rows: Sequence[Row], title: str) -> None:
         axes.set_ylim(min(times) / _MARGIN, max(times) * _MARGIN)  # equal scales: panels can be compared
         axes.set_title(name, fontsize=10)
         axes.set_ylabel("latency (us)", fontsize=_LABEL_PT)
-        style = "-" if number < 10 else "--"
-        bandwidth.loglog(sizes, [row.bus_gbps for row in own], marker="o", linestyle=style, label=name, **how)
+        marker = "o" if number < 10 else "x"  # the colours are used again; dashes are the 90th percentile
+        bandwidth.loglog(sizes, [row.bus_gbps for row in own], marker=marker, label=name, **how)
     bandwidth.set_title("bus bandwidth", fontsize=10)
     bandwidth.set_ylabel("bus bandwidth (GB/s)", fontsize=_LABEL_PT)
     every = sorted({row.num_bytes for own in by_name.values() for row in own})

@@ -134,7 +134,7 @@ def draw(timeline: Drawn, form: str | None, ax: Any, width: int | None) -> Any:
 
         display(HTML(as_html(timeline)))
     else:
-        print(as_text(timeline, width))
+        print(as_text(timeline, width) + "\n", end="")  # in one piece, as other ranks may be threads
     return None
 
 

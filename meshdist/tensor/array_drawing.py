@@ -37,7 +37,7 @@ def show(x: DTensor, form: str | None, ax: Any) -> Any:
 
         display(HTML(as_html(picture)))
     else:
-        print(as_text(picture))
+        print(as_text(picture) + "\n", end="")  # in one piece, as other ranks may be threads
     return None
 
 

@@ -38,7 +38,7 @@ def show(layout: Layout, hosts: MeshHosts | None, form: str | None, axis: int | 
 
         display(HTML(as_html(grid)))
     else:
-        print(as_text(grid))
+        print(as_text(grid) + "\n", end="")  # in one piece, as other ranks may be threads
     return None
 
 
