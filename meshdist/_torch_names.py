@@ -267,8 +267,8 @@ _OF_DIMENSIONS = {
     **dict.fromkeys(("reduce_scatter", "reduce_scatter_tensor"), "reduce_scatter_tensor"),
     "all_to_all": "all_to_all_single",
 }
-# Those whose forms in `meshdist.functional` return what these write.
-_RETURN_ARRAYS = (
+# Those whose forms in `meshdist.functional` return what these write into an argument.
+_RETURNED = (
     *("all_gather", "all_gather_into_tensor", "all_to_all", "all_to_all_single", "reduce_scatter"),
     "reduce_scatter_tensor",
 )
@@ -297,8 +297,8 @@ def explain_call(function: Callable[..., Any], error: TypeError) -> None:
     known = [name for name in parameters if name != "self" and not name.startswith("_")]
     keywords = [name for name in known if parameters[name].kind is Parameter.KEYWORD_ONLY]
     if missing is not None:
-        if function.__name__ in _RETURN_ARRAYS and "group" in known:
-            error.args = (f"{words}; meshdist.functional.{function.__name__}(x, group=...) returns a new array",)
+        if function.__name__ in _RETURNED and "group" in known:
+            error.args = (f"{words}; meshdist.functional.{function.__name__}(x, group=...) returns the result",)
     elif unknown is not None:
         error.args = (words + _instead_of_keyword(function.__name__, unknown[2], known),)
     elif function.__name__ == "redistribute":

@@ -129,10 +129,13 @@ class Backend:
         size: The number of ranks.
         device_calls: Carries out calls on GPU arrays; None for a backend for CPU arrays.
         bucket_bytes: Arrays of a list are combined into one call up to this size; longer arrays are calls of their own.
+        least_strided_bytes: From this size on, the blocks of an array are faster as a list of its parts, with strides,
+            than copied to one array; equal on all ranks.
     """
 
     device_calls: DeviceCalls | None = None
     bucket_bytes: int = 512 << 10
+    least_strided_bytes: int = 256 << 10
     _num_met = 0
 
     def __init__(self, options: BackendOptions | None = None) -> None:

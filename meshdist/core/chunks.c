@@ -71,21 +71,15 @@ static int finish(const Chunks *self, Data *data) { return carry_out(self, data,
 static PyObject *run(Chunks *self, PyObject *const *args, Py_ssize_t num_args, int (*carry)(const Chunks *, Data *))
 {
     Data data;
-    data.strided = NULL;
     if (num_args != 2) {
         PyErr_SetString(PyExc_TypeError, "Chunks take what is sent and what is received");
         return NULL;
     }
-    if (read_arrays(args[0], C_CONTIGUOUS, data.sent) < self->num_sent
-        || read_arrays(args[1], CARRAY, data.received) < self->num_received) {
-        data.strided = &data.arrays;
-        if (self->reduces || !read_strided(args[0], self->num_sent, args[1], self->num_received, data.strided)) {
-            if (PyErr_Occurred())
-                return NULL;
-            Py_RETURN_FALSE;
-        }
-    }
-    int status = carry(self, &data);
+    int kind = read_call(args, self->num_sent, self->num_received, !self->reduces, data.sent, data.received, &data.arrays);
+    if (kind == 0)
+        Py_RETURN_FALSE;
+    data.strided = kind == 2 ? &data.arrays : NULL;
+    int status = kind < 0 ? -1 : carry(self, &data);
     if (status < 0)
         return NULL;
     if (status > 0)

@@ -32,6 +32,8 @@ extern PyObject *new_array;
 
 static inline bool is_array(PyObject *object) { return Py_TYPE(object) == array_type; }
 
+static inline Py_ssize_t least(Py_ssize_t one, Py_ssize_t other) { return one < other ? one : other; }
+
 typedef _Atomic uint64_t Word;
 
 static inline uint64_t load(const Word *word) { return atomic_load_explicit(word, memory_order_acquire); }
@@ -205,9 +207,10 @@ int step_run(Step *step, char *const *sent, char *const *received, const Strided
 
 /* The data of an array, or of a list of them. Returns how many there are; -1 if they are not plain arrays. */
 int read_arrays(PyObject *buffers, int flags, char **data);
-/* Read the arrays of a call, so many or more, which need not be contiguous, from its begin on. Returns whether all can be
-   told by rows; if not, an error may be set. */
-bool read_strided(PyObject *sent, int num_sent, PyObject *received, int num_received, Strided *strided);
+/* The arrays of a call, so many or more on each side: the data of plain ones, or, if it `moves` data, what is `strided`.
+   Returns 1 for plain arrays, 2 for strided ones, 0 for others, and -1 with an error set. */
+int read_call(PyObject *const *args, int num_sent, int num_received, bool moves, char **sent, char **received,
+              Strided *strided);
 
 /* ---- chunks.c: calls of many bytes, in a step for each chunk; see `InChunks` */
 extern PyTypeObject *chunks_type;

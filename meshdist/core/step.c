@@ -14,8 +14,6 @@ static int num_lists(const Step *self) { return self->awaited == ALL ? 2 : 1; }
 static int list_of(const Step *self, int phase) { return self->awaited == ALL ? phase : 0; }
 static Py_ssize_t shift_of(const Step *self, int phase) { return self->awaited == ALL ? 0 : phase * self->phase_bytes; }
 
-static Py_ssize_t least(Py_ssize_t one, Py_ssize_t other) { return one < other ? one : other; }
-
 /* Copy bytes of an array into a slot. */
 static void put_rows(Pace *pace, char *place, const Rows *rows, Py_ssize_t offset, Py_ssize_t size)
 {
@@ -185,32 +183,32 @@ static bool read_side(PyObject *buffers, int num_arrays, int flags, Rows *rows)
     return true;
 }
 
-bool read_strided(PyObject *sent, int num_sent, PyObject *received, int num_received, Strided *strided)
+int read_call(PyObject *const *args, int num_sent, int num_received, bool moves, char **sent, char **received,
+              Strided *strided)
 {
+    if (read_arrays(args[0], C_CONTIGUOUS, sent) >= num_sent && read_arrays(args[1], CARRAY, received) >= num_received)
+        return 1;
     strided->begin = 0;
-    return read_side(sent, num_sent, 0, strided->sent) && read_side(received, num_received, WRITEABLE, strided->received);
+    if (moves && read_side(args[0], num_sent, 0, strided->sent)
+        && read_side(args[1], num_received, WRITEABLE, strided->received))
+        return 2;
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 static PyObject *step_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     Step *self = (Step *)object;
     char *sent[MOST_ARRAYS], *received[MOST_ARRAYS];
-    Strided arrays, *strided = NULL;
+    Strided strided;
     if (PyVectorcall_NARGS(nargsf) != 2 || kwnames != NULL) {
         PyErr_SetString(PyExc_TypeError, "a Step is called with what is sent and what is received");
         return NULL;
     }
-    if (read_arrays(args[0], C_CONTIGUOUS, sent) < self->num_sent
-        || read_arrays(args[1], CARRAY, received) < self->num_received) {
-        strided = &arrays;
-        if (self->reduction.combine != NULL
-            || !read_strided(args[0], self->num_sent, args[1], self->num_received, strided)) {
-            if (PyErr_Occurred())
-                return NULL;
-            Py_RETURN_FALSE;
-        }
-    }
-    int status = step_run(self, sent, received, strided);
+    bool moves = self->reduction.combine == NULL;
+    int kind = read_call(args, self->num_sent, self->num_received, moves, sent, received, &strided);
+    if (kind == 0)
+        Py_RETURN_FALSE;
+    int status = kind < 0 ? -1 : step_run(self, sent, received, kind == 2 ? &strided : NULL);
     if (status < 0)
         return NULL;
     if (status > 0)

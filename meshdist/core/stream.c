@@ -6,8 +6,6 @@ PyTypeObject *stream_type;
 /* How much is copied before the other side may have it. */
 enum { PIECE = 32 << 10, UNIT = 64 };
 
-static Py_ssize_t least(Py_ssize_t one, Py_ssize_t other) { return one < other ? one : other; }
-
 static uint64_t in_units(Py_ssize_t num_bytes) { return (uint64_t)(num_bytes + UNIT - 1) & -(uint64_t)UNIT; }
 
 Py_ssize_t stream_fill(const Pipe *pipe, const char *data, Py_ssize_t size, Py_ssize_t written, uint64_t free_to,

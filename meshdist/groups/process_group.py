@@ -327,6 +327,10 @@ class ProcessGroup(CollectiveMethods, Membership):
         """Return whether a backend of the group carries arrays on a device type, "cpu" or "cuda"."""
         return self._backends.carries(device)
 
+    def least_strided_bytes(self, array: Any) -> int:
+        """Return from which size on blocks such as `array` are sent as a list of parts with strides; see `Backend`."""
+        return self._backends.for_buffers((array,)).least_strided_bytes
+
     def device_calls(self, of: str) -> DeviceCalls | None:
         """Return the DeviceCalls of the group; None if it takes no arrays on a GPU.
 

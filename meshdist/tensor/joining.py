@@ -93,6 +93,7 @@ def _check_alike(name: str, arrays: Sequence[Any]) -> None:
 @implements(np.stack)
 def stack(arrays: Sequence[Any], axis: int = 0, out: Any = None, **kwargs: Any) -> DTensor:
     """Return arrays joined along a new dimension; see `numpy.stack`."""
+    arrays = list(arrays)  # one array is its rows
     if len({np.shape(array) for array in arrays}) > 1:
         raise ValueError("all input arrays must have the same shape")
     axis = normalized(axis, np.ndim(arrays[0]) + 1)

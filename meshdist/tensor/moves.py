@@ -51,9 +51,6 @@ GroupProgram: TypeAlias = "Callable[[Any, ProcessGroup], Any]"
 # The program of a step, None for none; and whether its result is neither the caller's array nor a view of it. Given are
 # the step, this rank's coordinate, and whether that holds of the block before.
 Made: TypeAlias = "tuple[Any, bool]"
-# Smaller blocks are sent as one array: copying all of it takes less time than a view for each peer. On a GPU, it takes
-# fewer kernels.
-_LEAST_IN_PARTS, _LEAST_IN_PARTS_ON_GPU = 1 << 15, 1 << 18
 Part: TypeAlias = "tuple[int, Block]"  # the number of a rank, and what it sends or gets
 
 
@@ -300,7 +297,7 @@ def _all_to_all(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
     in_parts = cache(lambda: _in_parts(step, coordinate))
 
     def program(local: Any, group: ProcessGroup) -> Any:
-        if local.nbytes >= (_LEAST_IN_PARTS if type(local) is np.ndarray else _LEAST_IN_PARTS_ON_GPU):
+        if local.nbytes >= group.least_strided_bytes(local):
             return in_parts()(local, group)
         with give.sent(local) as stacked:
             return take.received(local, lambda received: all_to_all_single(received, stacked, group=group))

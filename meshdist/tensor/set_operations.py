@@ -104,8 +104,7 @@ def _pooled(name: str, arrays: list[DTensor]) -> DTensor:
             if array.layout.cuts[0] is None:
                 blocks.append(local_of(array, target, mesh))
             else:
-                other = next(one for one in arrays if one.layout.cuts[0] is cut)
-                first = other.layout.describe(mesh.mesh_dim_names)
+                first = arrays[0].layout.describe(mesh.mesh_dim_names)
                 why = f"the arrays must be sharded along the same axes, and ar1 is {first}"
                 blocks.append(require(name, array, target, why, f"ar{min(number, 1) + 1}"))
         sizes += own.sizes

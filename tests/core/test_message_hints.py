@@ -102,7 +102,7 @@ def test_what_to_write_instead(call, words):
         ),
         (
             lambda x, mesh: mesh["dp"].all_gather(x),
-            "'tensor'; meshdist.functional.all_gather(x, group=...) returns a new array",
+            "'tensor'; meshdist.functional.all_gather(x, group=...) returns the result",
         ),
         (lambda x, mesh: dist.all_reduce(x, bogus=1), "'bogus'; it takes tensor, op, group, async_op"),
         (lambda x, mesh: dist.sendrecv(x, x, 0, 0, foo=1), f"'foo'; it takes {OF_SENDRECV}"),
