@@ -25,53 +25,51 @@ def problem_with(path: Path) -> str | None:
 
 
 def draw(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Draw median and 90th percentile of the time by size, a panel for each operation, and all bus bandwidths."""
+    """Draw each operation by size: median and 90th percentile of its time, and its bus bandwidth below."""
     from matplotlib.figure import Figure  # a slow import
 
     by_name: dict[str, list[Row]] = {}
     for row in rows:
-        if row.num_bytes:
+        if row.num_bytes:  # a barrier has no sizes
             by_name.setdefault(row.collective, []).append(row)
-    num_panels = len(by_name) + 1
-    across = math.ceil(math.sqrt(num_panels))
-    down = math.ceil(num_panels / across)
-    figure = Figure(figsize=(1.0 + 3.8 * across, 0.8 + 3.2 * down), layout="constrained")
+    across = math.ceil(math.sqrt(len(by_name))) or 1
+    down = math.ceil(len(by_name) / across) or 1
+    figure = Figure(figsize=(1.0 + 4.4 * across, 1.1 + 4.2 * down), layout="constrained")
     figure.suptitle(title, fontsize=11)
-    grid = figure.add_gridspec(down, across)
-    panels = [figure.add_subplot(grid[divmod(number, across)]) for number in range(len(by_name))]
-    bandwidth = figure.add_subplot(grid[down - 1, len(by_name) % across :])  # to the end of the last row
-    times = [micros for own in by_name.values() for row in own for micros in (row.median_us, row.p90_us)]
-    for number, (axes, (name, own)) in enumerate(zip(panels, by_name.items(), strict=False)):
-        sizes, how = [row.num_bytes for row in own], {"color": f"C{number % 10}", "markersize": 3}
-        axes.loglog(sizes, [row.median_us for row in own], marker="o", label="median", **how)
-        axes.loglog(sizes, [row.p90_us for row in own], linestyle="--", linewidth=1, label="90th percentile", **how)
-        axes.set_ylim(min(times) / _MARGIN, max(times) * _MARGIN)  # equal scales: panels can be compared
-        axes.set_title(name, fontsize=10)
-        axes.set_ylabel("latency (us)", fontsize=_LABEL_PT)
-        marker = "o" if number < 10 else "x"  # the colours are used again; dashes are the 90th percentile
-        bandwidth.loglog(sizes, [row.bus_gbps for row in own], marker=marker, label=name, **how)
-    bandwidth.set_title("bus bandwidth", fontsize=10)
-    bandwidth.set_ylabel("bus bandwidth (GB/s)", fontsize=_LABEL_PT)
+    grid = figure.add_gridspec(2 * down, across, height_ratios=(2, 1) * down)
     every = sorted({row.num_bytes for own in by_name.values() for row in own})
-    if by_name:  # barriers alone have no sizes
-        for axes in [*panels, bandwidth]:
+    times = [micros for own in by_name.values() for row in own for micros in (row.median_us, row.p90_us)]
+    bandwidths = [row.bus_gbps for own in by_name.values() for row in own if row.bus_gbps > 0]
+    for number, (name, own) in enumerate(by_name.items()):
+        line, column = divmod(number, across)
+        latency = figure.add_subplot(grid[2 * line, column])
+        bandwidth = figure.add_subplot(grid[2 * line + 1, column], sharex=latency)
+        sizes, how = [row.num_bytes for row in own], {"color": f"C{number % 10}", "markersize": 3}
+        latency.loglog(sizes, [row.median_us for row in own], marker="o", **how)
+        latency.loglog(sizes, [row.p90_us for row in own], linestyle="--", linewidth=1, **how)
+        bandwidth.loglog(sizes, [row.bus_gbps for row in own], marker="o", **how)
+        latency.set_title(name, fontsize=10)
+        # Panels of equal scales can be compared.
+        for axes, words, values in ((latency, "latency (us)", times), (bandwidth, "bus GB/s", bandwidths)):
+            axes.set_ylabel(words, fontsize=_LABEL_PT)
+            if values:
+                axes.set_ylim(min(values) / _MARGIN, max(values) * _MARGIN)
             _label_axes(axes, every)
-        _legend(figure, bandwidth.get_lines())
+        latency.tick_params(labelbottom=False)
+        latency.set_xlabel("")
+    _legend(figure)
     figure.savefig(path, dpi=150)
 
 
-def _legend(figure: Any, bandwidths: Sequence[Any]) -> None:
+def _legend(figure: Any) -> None:
     """Explain the lines below the panels: inside, a legend would hide the end of a line."""
     from matplotlib.lines import Line2D
 
-    lines: list[Any] = [
+    lines = [
         Line2D([], [], color=_ANY_CALL, marker="o", markersize=3, label="median"),
         Line2D([], [], color=_ANY_CALL, linestyle="--", linewidth=1, label="90th percentile"),
     ]
-    if len(bandwidths) > 1:  # else the title of the only panel names the call
-        lines += bandwidths
-    where = {"loc": "outside lower center", "ncols": min(len(lines), 5)}
-    figure.legend(handles=lines, frameon=False, fontsize=_TICK_PT, **where)
+    figure.legend(handles=lines, frameon=False, fontsize=_TICK_PT, loc="outside lower center", ncols=2)
 
 
 _ANY_CALL = "#444444"
@@ -80,7 +78,7 @@ _LABEL_PT, _TICK_PT = 9, 8
 
 
 # Labels of more sizes, evenly spaced, would touch each other in a panel.
-_MOST_LABELS = 18
+_MOST_LABELS = 24
 # The ticks of a decade, by how far apart the values are at most; those of a larger span have the powers of ten alone.
 _SUBS = ((10.0, (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)), (1000.0, (1.0, 2.0, 5.0)))
 

@@ -12,8 +12,11 @@ from meshdist.debug.states import RankSnapshot
 from meshdist.debug.wait_drawing import check_drawable, draw_waits
 from meshdist.debug.wait_graph import who_waits
 from meshdist.errors import DistError
+from meshdist.security.credentials import SECRET_FILE_VARIABLE, SECRET_VARIABLE
 from meshdist.system.command_lines import until_closed
 from meshdist.system.option_parser import OptionParser
+
+_SECRETS = {SECRET_VARIABLE, SECRET_FILE_VARIABLE}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,18 +27,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         attach="show what the ranks of a running job are doing, and who is waiting for whom",
     )
     report.add_argument("directory", type=Path, help="where the ranks wrote them: MESHDIST_FLIGHT_RECORDER_DIR")
-    job = attached.add_mutually_exclusive_group(required=True)
+    job = attached.add_mutually_exclusive_group()
     job.add_argument(
         "--pid",
         type=int,
         metavar="PID",
-        help="pid of a rank on this host; the store's address and the secret are read from its environment",
+        help="pid of a rank on this host; the store's address and the secret are read from its environment (default:"
+        " the only job of this user on this host)",
     )
     job.add_argument(
         "--store",
         metavar="HOST:PORT",
         help="the job's store: MASTER_ADDR and MASTER_PORT of its ranks; the secret is taken from MESHDIST_SECRET or"
-        " MESHDIST_SECRET_FILE, as the ranks do",
+        " MESHDIST_SECRET_FILE, as the ranks do, or from ranks on this host",
     )
     for command in (report, attached):
         command.add_argument(
@@ -51,11 +55,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.command == "report":
             states = read_dumps(given.directory)
         else:
-            from meshdist.debug.attach import attach, store_of
+            from meshdist.debug.attach import attach, jobs_here, only_job_here, store_of
 
+            access: Mapping[str, str] = {}
             if given.pid is not None:
-                given.store, variables = store_of(given.pid)
-                os.environ.update(variables)
+                given.store, access = store_of(given.pid)
+            elif given.store is None:
+                given.store, _, access = only_job_here()
+            elif _SECRETS.isdisjoint(os.environ):
+                access = next((job.access for job in jobs_here() if job.address == given.store), access)
+            os.environ.update(access)
             found = attach(given.store)
             states, gone = found.states, found.gone
             print(found.note(), end="")

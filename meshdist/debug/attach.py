@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -209,6 +210,15 @@ class JobHere(NamedTuple):
     run_id: str  # its name; empty if no launcher gave one
     access: Mapping[str, str]  # the variables that give access to the store
 
+    def has_store(self) -> bool:
+        """Return whether there is a store at its address: a process that a job has left behind still names its own."""
+        host, _, port = self.address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+        except OSError:
+            return False
+        return True
+
 
 def jobs_here() -> list[JobHere]:
     """Return the jobs of this user with ranks on this host, or with processes that their ranks have left behind.
@@ -230,6 +240,22 @@ def jobs_here() -> list[JobHere]:
     return list(found.values())
 
 
+def only_job_here() -> JobHere:
+    """Return the only job of this user with ranks on this host.
+
+    Raises:
+        ValueError: There is none, or several.
+    """
+    jobs = [job for job in jobs_here() if job.has_store()]
+    if len(jobs) == 1:
+        return jobs[0]
+    if not jobs:
+        raise ValueError("this user has no job on this host; pass --store HOST:PORT for a job elsewhere")
+    known = ", ".join(f"{job.address} (job {job.run_id})" if job.run_id else job.address for job in jobs)
+    raise ValueError(f"this user has {len(jobs)} jobs on this host: pass --store with one of {known}")
+
+
+_CONNECT_S = 2.0
 _NAMED = 8
 _PATHS = (SECRET_FILE_VARIABLE, TLS_CERT_VARIABLE, TLS_KEY_VARIABLE, TLS_CA_VARIABLE)
 _TAKEN = (SECRET_VARIABLE, INSECURE, *_PATHS)

@@ -41,16 +41,20 @@ class Terms:
     """What the ranks of an exchange must agree on, besides dtypes; one for each kind of arrays and neighbours.
 
     Attributes:
-        words: All of it, for errors.
+        words: All of it, for errors other than deadlocks, whose report says what to call.
+        own_words: What this rank has of it, for all errors; an empty string where that is not told.
         label: That of the messages; an empty string where nothing is compared.
         periodic: The argument of the user's call.
         other_label: The label for the other value of `periodic`.
     """
 
-    __slots__ = ("label", "other_label", "periodic", "words")
+    __slots__ = ("label", "other_label", "own_words", "periodic", "words")
 
-    def __init__(self, words: str, label: str = "", periodic: bool = False, other_label: str = "") -> None:
+    def __init__(
+        self, words: str, label: str = "", periodic: bool = False, other_label: str = "", own_words: str = ""
+    ) -> None:
         self.words = words
+        self.own_words = own_words
         self.label = label
         self.periodic = periodic
         self.other_label = other_label
@@ -62,6 +66,10 @@ class Terms:
         if sent == self.other_label:
             return f": periodic={not self.periodic} there, and periodic={self.periodic} here"
         return ": the array has another shape, or an argument has another value"
+
+    def told_with(self, error: DistError) -> str:
+        """Return what is added to the error of an exchange."""
+        return "".join(f"; {words}" for words in ("" if error.hang_report else self.words, self.own_words) if words)
 
 
 _NO_TERMS = Terms("")
@@ -172,7 +180,7 @@ class Exchanges(Probes):
         except DistError as error:
             first = _first_error(works, error)
             if terms.words and (first.is_misfit or _makes_other_calls(first)):
-                first.add(f"{terms.difference(first.sent_label)}; {terms.words}")
+                first.add(f"{terms.difference(first.sent_label)}{terms.told_with(first)}")
             raise first from None
         return works
 

@@ -153,7 +153,10 @@ def _run(
             return nodes.stopped()
 
         supervisor.watch(Deadline(math.inf), is_over)
-        return _conclude(settings, nodes, supervisor, interrupts)
+        verdict = _conclude(settings, nodes, supervisor, interrupts)
+        if verdict.cause is not None and verdict.launcher == nodes.launcher:
+            board.note_first_failure(verdict.cause.rank)
+        return verdict
 
 
 def _who_starts(job: Job) -> str:

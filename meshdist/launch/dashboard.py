@@ -29,6 +29,7 @@ class Dashboard:
 
     def __init__(self) -> None:
         self._tails: dict[int, deque[str]] = {}
+        self._calls: dict[int, str] = {}  # the last one seen of each rank, which is not asked once it has ended
         self._lock = threading.Lock()
         self._store: Store | None = None
         self._address = ""
@@ -63,6 +64,7 @@ class Dashboard:
             self._thread = None
         with self._lock:
             self._tails.clear()
+        self._calls.clear()
 
     def take(self, rank: int, lines: Sequence[bytes]) -> None:
         """Note lines of a rank's output."""
@@ -81,7 +83,16 @@ class Dashboard:
                 return  # the store has ended with this start
             with self._lock:
                 tails = {rank: list(tail) for rank, tail in self._tails.items()}
-            self._live.update(render(status, tails), refresh=True)
+            self._live.update(render(self._with_last_calls(status), tails), refresh=True)
+
+    def _with_last_calls(self, status: JobStatus) -> JobStatus:
+        self._calls.update({rank.rank: rank.call for rank in status.ranks if rank.call})
+        calls = [rank.call or self._calls.get(rank.rank, "") for rank in status.ranks]
+        shown = [
+            rank if rank.call or not call else rank._replace(call=f"last seen: {call}")
+            for rank, call in zip(status.ranks, calls, strict=True)
+        ]
+        return status._replace(ranks=shown)
 
 
 def render(status: JobStatus, tails: Mapping[int, Sequence[str]]) -> Any:

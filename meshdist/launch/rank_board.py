@@ -108,6 +108,12 @@ class RankBoard:
         ended = "succeeded" if exit.status == 0 else "terminated" if was_ended else describe_status(exit.status)
         self._show({**self._entry.ranks, exit.rank: self._entry.ranks[exit.rank]._replace(ended=ended)})
 
+    def note_first_failure(self, rank: int) -> None:
+        """Show which of several ranks that have failed, or were terminated, was the first."""
+        entry = self._entry.ranks[rank]
+        if len([one for one in self._entry.ranks.values() if one.ended not in ("", "succeeded")]) > 1:
+            self._show({**self._entry.ranks, rank: entry._replace(ended=f"failed first: {entry.ended}")})
+
     def _show(self, ranks: Mapping[int, RankEntry]) -> None:
         self._entry = self._entry._replace(ranks=ranks)
         if self._store is None:

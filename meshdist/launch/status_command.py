@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -109,11 +108,14 @@ def text_of(job: str | None) -> list[str]:
 def _status_here(job: JobHere) -> JobStatus | None:
     """Return the state of a job with ranks on this host; None if it has ended, or no rank has been at its store."""
     host, _, port = job.address.rpartition(":")
-    with _environment(job.access), suppress(DistError, OSError):
-        # A process that a job has left behind still names its store, which nobody keeps.
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-        with TCPStore(host.strip("[]"), int(port), wait_for_workers=False, timeout=_CONNECT_S) as store:
-            return status_of(store, job.address)
+    if not job.has_store():
+        return None
+    with (
+        _environment(job.access),
+        suppress(DistError),
+        TCPStore(host.strip("[]"), int(port), wait_for_workers=False, timeout=_CONNECT_S) as store,
+    ):
+        return status_of(store, job.address)
     return None
 
 

@@ -273,11 +273,10 @@ def _terms(
     is_on_cpu: bool,
 ) -> Terms:
     """Return what the ranks must agree on: one object for each kind of block, by which the core knows its exchange."""
-    words = (
-        "all ranks of the mesh must call it with the same arguments and with arrays of one layout; the array of this"
-        f" rank is {described(layout)}"
-    )
-    return Terms(words, label_of((), (of, described(layout), dim, widths)) if is_on_cpu else "")
+    words = "all ranks of the mesh must call it with the same arguments and with arrays of one layout"
+    own_words = f"the array of this rank is {described(layout)}"
+    label = label_of((), (of, described(layout), dim, widths)) if is_on_cpu else ""
+    return Terms(words, label, own_words=own_words)
 
 
 def _exchanged(

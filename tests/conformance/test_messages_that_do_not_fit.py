@@ -81,6 +81,20 @@ def test_blocks_that_differ_in_another_dimension(worlds, backend):
     assert any(worlds.world(backend, 3).run(halos))
 
 
+def exchanging_alone():
+    mesh = dist.DeviceMesh.from_group(dist.new_group(), "cpu", mesh_dim_names=("x",))
+    is_first = mesh.get_local_rank() == 0
+    with pytest.raises(dist.DistBackendError) as raised:
+        mesh.halo_exchange(np.ones((4, 2)), periodic=True) if is_first else mesh.barrier()
+    return str(raised.value)
+
+
+def test_a_deadlock_of_an_exchange_is_explained_once(worlds, backend):
+    told = worlds.world(backend, 2).run(exchanging_alone)
+    assert any("all ranks along the axis must call halo_exchange" in words for words in told)
+    assert all(words.count("all ranks along") <= 1 for words in told), told
+
+
 # What the first rank does, and what the others do; both have arrays of as many elements.
 OTHERWISE = {
     "shift: shape": lambda m, first: m.shift(np.ones((2, 3) if first else (3, 2))),

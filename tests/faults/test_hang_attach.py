@@ -20,7 +20,7 @@ from until import until
 from worlds import report
 
 import meshdist as dist
-from meshdist.debug.attach import attach, hang_at_the_end
+from meshdist.debug.attach import attach, hang_at_the_end, jobs_here
 from meshdist.debug.hang_report import hang_report
 from meshdist.debug.wait_graph import who_waits
 
@@ -195,6 +195,15 @@ def test_attach_to_the_job_of_a_process(tmp_path, monkeypatch, capsys):
             assert rank.stdout.readline() == "ready\n"
             assert main(["attach", "--pid", str(rank.pid)]) == 0
             assert "Flight records of the only rank" in capsys.readouterr().out
+            (job,) = (job for job in jobs_here() if job.address == f"127.0.0.1:{port}")  # the tests have others
+            for jobs, status, words in (
+                ([job], 0, ""),
+                ([job] * 2, 1, f"2 jobs on this host: pass --store with one of {job.address}"),
+                ([], 1, "no job on this host; pass --store"),
+            ):
+                monkeypatch.setattr("meshdist.debug.attach.jobs_here", lambda jobs=jobs: jobs)
+                assert main(["attach"]) == status
+                assert words in capsys.readouterr().err
             rank.communicate("go on\n", timeout=30)
         finally:
             rank.kill()

@@ -178,9 +178,24 @@ def test_dashboard_tells_the_failed_rank_from_those_that_the_job_ended(tmp_path)
     job, terminal = on_a_terminal(tmp_path)
     shown = rest_of(terminal)
     assert job.wait(20) == 1
-    assert "exited with status 1" in shown.rpartition("state")[2]
+    assert "failed first: exited with status 1" in shown.rpartition("state")[2]
     assert "terminated" in shown.rpartition("state")[2]
     assert "SIGTERM" not in shown
+
+
+def test_dashboard_shows_the_last_call_of_a_rank_that_failed(tmp_path):
+    pytest.importorskip("rich", reason="rich is not installed")
+    write_script(
+        tmp_path, "import meshdist as dist\ndist.init_process_group()\ndist.barrier()\nhear('fail')\nraise ValueError"
+    )
+    job, terminal = on_a_terminal(tmp_path, columns=160)
+    shown = ""
+    while "barrier(), call 1 on 'world'" not in shown:
+        shown += os.read(terminal, 1 << 16).decode(errors="replace")
+    (tmp_path / "fail").touch()
+    shown += rest_of(terminal)
+    assert job.wait(20) == 1
+    assert "last seen: barrier(), call 1 on 'world'" in shown.rpartition("state")[2]
 
 
 def test_dashboard_on_a_terminal_without_a_size_is_lines(tmp_path):
