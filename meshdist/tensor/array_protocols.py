@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
@@ -26,6 +27,7 @@ from meshdist.tensor.placements import PlacementError
 T = TypeVar("T")
 
 # Methods by which arrays of other libraries become NumPy arrays.
+_NAMES = re.compile(r"^(np\.[\w.]+: )+")
 _ARRAY_OF = ("compute", "detach", "get", "numpy")
 
 
@@ -110,9 +112,9 @@ class ArrayProtocols:
         try:
             return called(func, implementation, args, kwargs, self)
         except PlacementError as error:
-            name = name_of(func)
-            if not str(error).startswith(name):  # but with that of a function which this one calls
-                error.args = (f"{name}: {error}",)
+            # In place of the names of functions which this one calls.
+            why = _NAMES.sub("", str(error))
+            error.args = (f"{name_of(func)}: {why}",)
             raise
 
     if not TYPE_CHECKING:  # for a type checker, it would make every attribute one of an array

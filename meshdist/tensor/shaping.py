@@ -17,6 +17,7 @@ from meshdist.tensor.index_keys import FULL, normalized
 from meshdist.tensor.index_parts import uncut
 from meshdist.tensor.known_calls import localizes, on_blocks
 from meshdist.tensor.operands import require
+from meshdist.tensor.placements import Replicate, Shard
 
 # ---- Dimensions in another order, and new ones
 
@@ -201,21 +202,30 @@ def _cuts_of_shape(layout: ArrayLayout, shape: tuple[int, ...]) -> tuple[list[Cu
         found = [dim for dim in olds if layout.cuts[dim] is not None]
         if not found:
             continue
-        (dim, *more), cut = found, layout.cuts[found[0]]
-        assert cut is not None
+        lying = [None if at in found else known for at, known in enumerate(lying)]
         new = next((at for at in news if shape[at] > 1), news[0] if news else None)
-        if new is None or math.prod(layout.shape[at] for at in olds if at < dim) > 1:
-            more = found
-        lying = [None if at in more else known for at, known in enumerate(lying)]
-        if new is None or more is found:
+        if new is None:
             continue
+        # The axes of the first cut have to cut the outermost dimension.
+        cut = layout.cuts[found[0]]
+        assert cut is not None
+        dim = next(at for at in olds if at == found[0] or layout.shape[at] > 1)
+        sizes = cut.sizes if dim == found[0] else _even_sizes(layout.shape[dim], cut.axes, layout.mesh_shape)
         row = math.prod(layout.shape[at] for at in olds if at > dim)
         new_row = math.prod(shape[at] for at in news if at > new)
         unit = new_row // math.gcd(row, new_row)  # blocks of a multiple of so many rows are whole rows of the result
-        fitting = _in_units(cut.sizes, unit)
+        fitting = _in_units(sizes, unit)
+        if dim != found[0] and max(fitting) == sum(fitting):
+            continue  # rather than one rank, all have them
         cuts[new] = Cut(cut.axes, tuple(size * row // new_row for size in fitting))
         lying[dim] = Cut(cut.axes, fitting)
     return cuts, layout.with_cuts(lying)
+
+
+def _even_sizes(rows: int, axes: Sequence[int], mesh_shape: Sequence[int]) -> tuple[int, ...]:
+    placements = [Shard(0) if axis in axes else Replicate() for axis in range(len(mesh_shape))]
+    (cut,) = ArrayLayout.of((rows,), mesh_shape, placements).cuts
+    return (rows,) if cut is None else cut.sizes
 
 
 def _understandable(layout: ArrayLayout, lying: ArrayLayout) -> ArrayLayout:

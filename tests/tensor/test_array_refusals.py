@@ -151,7 +151,7 @@ MESSAGES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "a function by another": (
         lambda mesh: np.vstack([_sharded(mesh), _sharded(mesh)]),
         PlacementError,
-        "^np.vstack: np.concatenate: joining along dimension 0, which is sharded",
+        "^np.vstack: joining along dimension 0, which is sharded",
     ),
     "an axis for a list": (
         lambda mesh: functional.reduce_scatter([WHOLE], axis=0),  # type: ignore[call-arg]

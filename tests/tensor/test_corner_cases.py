@@ -432,9 +432,13 @@ def test_the_rows_of_one_array_are_joined_each_time(case: str) -> None:
 
 @pytest.mark.parametrize("rank", [0, 3])
 @pytest.mark.parametrize(
-    "function", [np.sort, np.argsort, np.unique, np.median, partial(np.quantile, q=[0.1, 0.9]), np.union1d]
+    "function",
+    [
+        *(np.sort, np.argsort, np.unique, np.median, partial(np.quantile, q=[0.1, 0.9]), np.union1d),
+        *(np.nanargmax, np.nanargmin),
+    ],
 )
-def test_selections_and_sorts_end_in_dry_runs(function: Any, rank: int) -> None:
+def test_what_depends_on_the_elements_ends_in_dry_runs(function: Any, rank: int) -> None:
     with meshdist.dry_run(world_size=4, rank=rank):
         mesh = meshdist.init_device_mesh("cpu", (4,))
         for rows in (9, 40):  # of nine, the last rank has none

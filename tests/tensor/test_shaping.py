@@ -305,7 +305,7 @@ def test_what_becomes_of_placements():
 
 REFUSED = [
     (lambda x: x.reshape(3, 4), r"Shard\(0, sizes=\(4, 2\)\)"),
-    (lambda x: x.T.ravel(), "np.reshape: to reshape"),
+    (lambda x: x.T.ravel(), r"np.ravel: to reshape .* x.redistribute\(\[Shard\(0\)\]\), which sends 24 B"),
     (lambda x: np.flip(x, 0), "reversing a dimension"),
     (lambda x: np.tile(x, (2, 1)), "np.tile"),
     (lambda x: np.concatenate([x, np.ones((1, 2)), x]), "operand 0.*operand 2"),
@@ -323,6 +323,29 @@ def refusals(mesh):
         assert "per rank" in str(raised.value)
         with implicit_redistribution():
             assert isinstance(function(x), DTensor)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "dim", "placement"),
+    [
+        ((6, 8), (48,), 1, Shard(0)),
+        ((5, 8), (40,), 1, Shard(0, sizes=(24, 16))),
+        ((1, 5, 8), (40,), 2, Shard(0, sizes=(24, 16))),
+        ((4, 3, 2), (6, 4), 2, Shard(0)),
+        ((4, 3, 2), (4, 6), 2, Shard(1, sizes=(4, 2))),
+        ((3, 8), (2, 12), 1, Replicate()),  # a rank with whole rows of both has all
+    ],
+)
+def test_a_reshape_that_moves_elements_shards_the_outermost_dimension(old, new, dim, placement):
+    def program():
+        whole = np.arange(np.prod(old)).reshape(old)
+        x = place(whole, meshdist.init_device_mesh("cpu", (2,)), [Shard(dim)])
+        with implicit_redistribution():
+            y = x.reshape(new)
+        assert y.full().tolist() == whole.reshape(new).tolist()
+        return y.placements
+
+    assert meshdist.run(program, 2) == [(placement,)] * 2
 
 
 def test_what_is_cut_does_not_move_unasked():
