@@ -17,7 +17,7 @@ from sidebyside import machine, report
 from sidebyside.libraries import installed, run_example
 from sidebyside.options import picture, positive, positives
 
-from meshdist.system.palette import fill
+from meshdist.system.drawing_style import fill
 
 METHOD = """\
 `examples/train_digits.py --hidden N`, one thread a rank, data parallel. Steps per second are those of the fastest of \

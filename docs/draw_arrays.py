@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 
 import meshdist
 from meshdist.mesh.show.words import frame
-from meshdist.system.palette import fill
+from meshdist.system.drawing_style import fill
 from meshdist.tensor import DTensor, Partial, Replicate, Shard
 
 IMAGES = Path(__file__).parent / "images"

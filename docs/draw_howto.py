@@ -13,7 +13,7 @@ from matplotlib import pyplot
 from matplotlib.patches import Rectangle
 
 import meshdist as dist
-from meshdist.system.palette import PLAIN, fill
+from meshdist.system.drawing_style import PLAIN, fill
 from meshdist.tensor import DTensor, Partial, Shard
 
 ROOT = Path(__file__).parents[1]

@@ -5,7 +5,7 @@ from matplotlib import pyplot
 from matplotlib.patches import Rectangle
 
 import meshdist as dist
-from meshdist.system.palette import PLAIN, fill
+from meshdist.system.drawing_style import PLAIN, fill
 
 RANKS = 4
 COLOURS = [fill(rank, None) for rank in range(RANKS)]  # those of the ranks in drawings of meshes and arrays

@@ -20,7 +20,7 @@ from meshdist.dask.partitions import BlockOf, Cut, Kept, Partitions, from_dask
 from meshdist.dask.returned_arrays import dask_arrays
 from meshdist.dask.seat import Reserved, Ticket, drop_seat, end_seat, reserve_seat, take_block, take_seat
 from meshdist.errors import DistError, DistTimeoutError
-from meshdist.launch.rank_results import RankResult, in_words
+from meshdist.launch.rank_functions import RankResult, in_words
 from meshdist.system.deadline import DEFAULT_TIMEOUT_S, Deadline, Timeout, seconds
 
 # How often the client looks for workers that are gone.

@@ -10,7 +10,7 @@ from typing import Any
 
 from meshdist.errors import DistError
 from meshdist.launch.failures import follows_from_peer
-from meshdist.launch.rank_results import frames_of_user
+from meshdist.launch.rank_functions import frames_of_user
 
 
 class RankError(DistError):

@@ -26,7 +26,7 @@ from meshdist.dask.job_errors import Failed, JobEndedError
 from meshdist.dask.partitions import BlockOf, Kept, keep_blocks
 from meshdist.device_mesh import init_device_mesh
 from meshdist.groups.world import World, world_in
-from meshdist.launch.rank_results import RankResult
+from meshdist.launch.rank_functions import RankResult
 from meshdist.lifecycle import check_environment, enter_owned_world
 from meshdist.runtime.context import current_slot
 from meshdist.store import TCPStore

@@ -15,7 +15,7 @@ from meshdist.bootstrap.spawned import spawn_variables
 from meshdist.debug.user_traceback import ending_at_the_call
 from meshdist.launch import worker
 from meshdist.launch.interrupts import without_ctrl_c
-from meshdist.launch.rank_arguments import check_arguments
+from meshdist.launch.rank_functions import check_arguments
 from meshdist.launch.spawn_context import (
     UNGUARDED_STATUS,
     ProcessException,

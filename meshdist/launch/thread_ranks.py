@@ -15,7 +15,7 @@ from meshdist.debug.instrumentation import WorldInstrumentation
 from meshdist.debug.user_traceback import ending_at_the_call, user_frames
 from meshdist.errors import DistError
 from meshdist.groups.world import World, world_in
-from meshdist.launch.rank_arguments import check_arguments
+from meshdist.launch.rank_functions import check_arguments
 from meshdist.lifecycle import enter_world
 from meshdist.runtime.context import WorldSlot, use_slot
 from meshdist.runtime.departure import Departure, PeerExit

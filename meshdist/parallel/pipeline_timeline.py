@@ -10,8 +10,7 @@ from typing import Any, Protocol
 from meshdist.mesh.show import FORMS, in_notebook
 from meshdist.parallel.pipeline_actions import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, WORDS, Action
 from meshdist.parallel.pipeline_simulation import Span
-from meshdist.system.legends import legend_beside
-from meshdist.system.palette import fill
+from meshdist.system.drawing_style import fill, legend_beside
 
 
 class PipelineTimeline:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshdist.system.palette import fill
+from meshdist.system.drawing_style import fill
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 # Up to here bytes are written without a unit prefix.

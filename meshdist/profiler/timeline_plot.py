@@ -17,8 +17,7 @@ from typing import Any
 from meshdist.profiler.call_matching import pairs
 from meshdist.profiler.event import Event, Track
 from meshdist.profiler.summary import duration_text
-from meshdist.system.legends import legend_beside
-from meshdist.system.palette import NUM_COLOURS, PLAIN, fill
+from meshdist.system.drawing_style import NUM_COLOURS, PLAIN, fill, legend_beside
 
 # Thin lines over the colour of a bar, which remains. Not over a translucent white: SVG files would have pale lines too.
 _WAITING: dict[str, Any] = {"edgecolor": "#555555", "hatch": "////", "linewidth": 0.0}

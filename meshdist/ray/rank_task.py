@@ -18,7 +18,7 @@ from ray.util import get_node_ip_address
 
 from meshdist.errors import DistError
 from meshdist.launch.failures import follows_from_peer
-from meshdist.launch.rank_results import RankResult, frames_of_user
+from meshdist.launch.rank_functions import RankResult, frames_of_user
 from meshdist.launch.worker import write_whole_lines
 from meshdist.lifecycle import abort_process_group, destroy_process_group
 from meshdist.ray.meeting import Meeting, entry_of, put_entry

@@ -16,7 +16,7 @@ from ray.exceptions import RayError, RaySystemError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from meshdist.errors import DistError, DistTimeoutError
-from meshdist.launch.rank_results import RankResult, in_words
+from meshdist.launch.rank_functions import RankResult, in_words
 from meshdist.launch.spawn_context import ProcessException, ProcessRaisedException
 from meshdist.ray.meeting import DEFAULT_JOIN_TIMEOUT_S, remove_entry
 from meshdist.ray.rank_bundles import await_places, bundle_of, bundles, nodes_of

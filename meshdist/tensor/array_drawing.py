@@ -10,7 +10,7 @@ from meshdist.mesh import show as drawing
 from meshdist.mesh.show import FORMS, in_notebook
 from meshdist.mesh.show.html import FRAME, framed
 from meshdist.mesh.show.text import CUT
-from meshdist.system.palette import PLAIN
+from meshdist.system.drawing_style import PLAIN
 from meshdist.tensor.array_picture import Block, Picture, Slice, picture_of
 from meshdist.tensor.dispatch import implements
 from meshdist.tensor.dtensor import DTensor

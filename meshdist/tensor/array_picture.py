@@ -11,7 +11,7 @@ import numpy as np
 
 from meshdist.mesh.show.grid import Window, most_on_a_screen
 from meshdist.mesh.show.text import CUT
-from meshdist.system.palette import PLAIN, fill
+from meshdist.system.drawing_style import PLAIN, fill
 from meshdist.tensor.array_layout import ArrayLayout, is_cut
 from meshdist.tensor.dtensor import DTensor
 from meshdist.tensor.placements import Replicate, Shard

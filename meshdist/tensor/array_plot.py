@@ -24,7 +24,7 @@ from meshdist.mesh.show.words import (
     small_pt,
     text_width_in,
 )
-from meshdist.system.palette import MINE, PLAIN
+from meshdist.system.drawing_style import MINE, PLAIN
 from meshdist.tensor.array_picture import Block, Picture, Slice
 
 # Of a block of the average size: in a figure of our own, and in given Axes, where smaller blocks have smaller texts.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from meshdist.runtime.rank_text import ranks_text
-from meshdist.system.palette import PLAIN, fill
+from meshdist.system.drawing_style import PLAIN, fill
 from meshdist.topology.graphs import graph_of
 from meshdist.topology.part import Link, Part
 

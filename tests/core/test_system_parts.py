@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from meshdist.system.drawing_style import fill
 from meshdist.system.env_flags import switch
-from meshdist.system.palette import fill
 from meshdist.system.platform import limit_of, why_no_processes
 from meshdist.system.processes import AtExit, describe_status
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from meshdist.errors import DistError
 from meshdist.mesh.layout.layout import Layout
-from meshdist.system.palette import ONE_HOST, fill
+from meshdist.system.drawing_style import ONE_HOST, fill
 
 if TYPE_CHECKING:
     from meshdist.mesh.mesh_state import MeshHosts

@@ -6,7 +6,7 @@ from html import escape
 
 from meshdist.mesh.show.grid import Cell, Grid, Panel
 from meshdist.mesh.show.text import CUT, has_letters, legend_of_hosts, mark
-from meshdist.system.palette import MINE, fill
+from meshdist.system.drawing_style import MINE, fill
 
 _TABLE = "border-collapse:collapse;display:inline-table;margin:0 1.5em 0.5em 0;font-variant-numeric:tabular-nums"
 FRAME = f"outline:3px solid {MINE};outline-offset:-2px;"

@@ -8,7 +8,7 @@ from typing import Any
 from meshdist.mesh.show.grid import Cell, Grid, Panel
 from meshdist.mesh.show.text import CUT, has_letters, legend_of_hosts, mark
 from meshdist.mesh.show.words import Extent, Scale, Words, axes_around, box_of, frame, small_pt, text_width_in
-from meshdist.system.palette import MINE, fill
+from meshdist.system.drawing_style import MINE, fill
 
 # Of a cell: in a figure of our own, and in given Axes, where smaller cells have smaller texts.
 _CELL_IN, _LEAST_CELL_IN = 0.7, 0.4

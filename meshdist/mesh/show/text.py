@@ -5,7 +5,7 @@ from __future__ import annotations
 from string import ascii_lowercase
 
 from meshdist.mesh.show.grid import Cell, Grid
-from meshdist.system.palette import NUM_COLOURS
+from meshdist.system.drawing_style import NUM_COLOURS
 
 # Marks omitted rows or columns.
 CUT = "…"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshdist.system.palette import MINE
+from meshdist.system.drawing_style import MINE
 
 # In font sizes: a swatch with the space behind it, and the space between two columns.
 _SWATCH, _BETWEEN = 2.3, 1.2
