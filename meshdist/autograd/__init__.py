@@ -9,7 +9,7 @@ except ImportError as error:
 
 from meshdist.autograd import array_boxes  # registers DTensors
 from meshdist.autograd.array_moves import from_local, full, to_local
-from meshdist.autograd.collective_rules import vjp
+from meshdist.autograd.collective_primitives import vjp
 from meshdist.autograd.collectives import all_gather, all_reduce, all_to_all, broadcast, copy, reduce_scatter
 from meshdist.autograd.gradients import grad, value_and_grad
 from meshdist.autograd.mapped_gradients import halo, local_map, map_overlap

@@ -24,7 +24,7 @@ from autograd.tracer import getval, isbox
 from meshdist import functional
 from meshdist.arrays.reduce_op import Op, PremulSum, ReduceOp
 from meshdist.autograd.array_moves import checked_grad
-from meshdist.autograd.collective_rules import (
+from meshdist.autograd.collective_primitives import (
     Collective,
     Pair,
     Wanted,

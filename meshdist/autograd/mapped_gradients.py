@@ -11,7 +11,7 @@ from autograd.extend import defvjp, defvjp_argnums, primitive
 from autograd.tracer import getval, isbox
 
 from meshdist.autograd.array_moves import block_of, checked_grad, from_block
-from meshdist.autograd.collective_rules import check_gradient
+from meshdist.autograd.collective_primitives import check_gradient
 from meshdist.autograd.tape import is_differentiable, pullback
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor import halos, mapping

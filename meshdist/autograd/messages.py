@@ -12,7 +12,7 @@ from autograd.extend import defvjp, primitive
 from autograd.tracer import getval
 
 from meshdist.arrays.device_types import new_empty
-from meshdist.autograd.collective_rules import Collective, Wanted, array_of, with_vjp
+from meshdist.autograd.collective_primitives import Collective, Wanted, array_of, with_vjp
 from meshdist.autograd.device_arrays import as_any_array, contiguous, new_zeros
 from meshdist.autograd.tape import communicating, current_tape, is_on
 from meshdist.collectives.send_recv import recv as _recv_into

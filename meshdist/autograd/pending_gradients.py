@@ -10,7 +10,7 @@ from autograd.tracer import isbox
 
 from meshdist.arrays.host import consecutive_views
 from meshdist.arrays.trees import Tree
-from meshdist.autograd.collective_rules import check_gradient
+from meshdist.autograd.collective_primitives import check_gradient
 from meshdist.autograd.device_arrays import as_any_array
 from meshdist.collectives.all_reduce import all_reduce
 from meshdist.collectives.objects import all_gather_object

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Callable
 from contextlib import suppress
 
-from meshdist.bootstrap.env import place_from_environment
+from meshdist.bootstrap.from_environment import place_from_environment
 from meshdist.bootstrap.multicast_socket import is_multicast
 from meshdist.bootstrap.rank_assignment import number_ranks, refuse_this_process
 from meshdist.bootstrap.spawned import (

@@ -73,7 +73,7 @@ enum { YIELD_NS = 200000 };
 /* How long it waits until an announced message is taken, before Python goes on with that. */
 enum { TAKEN_NS = 1000000 };
 
-/* ---- copy.c: into memory that another rank reads next */
+/* ---- copy_around_caches.c: into memory that another rank reads next */
 /* Which way is the faster one, for one rank that writes and those that read. */
 typedef struct {
     uint32_t copies;
@@ -238,7 +238,7 @@ void extent_of(const Array *array, Py_ssize_t itemsize, char **begin, char **end
 /* Whether two arrays whose extents overlap may share memory; two columns of one array do not. */
 bool may_share_elements(const Array *one, const Array *other, Py_ssize_t itemsize);
 
-/* ---- stream.c: messages through the ring of a channel, in pieces */
+/* ---- message_stream.c: messages through the ring of a channel, in pieces */
 typedef struct {
     Word *head, *tail;
     Pace *pace; /* the sender's */

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from meshdist.errors import DistTimeoutError
 from meshdist.launch.interrupts import Interrupts
 from meshdist.launch.launchers_store import SignalledError, arrived, has_left, seat_key
-from meshdist.launch.plan import NodeCard, check_card, order_launchers
+from meshdist.launch.node_numbering import NodeCard, check_card, order_launchers
 from meshdist.store import Store
 from meshdist.system.deadline import Deadline
 from meshdist.system.plurals import counted

@@ -24,7 +24,7 @@ from meshdist.launch.launchers_store import (
     seat_key,
     sign_off,
 )
-from meshdist.launch.plan import NodeCard, Plan, check_card, number_nodes
+from meshdist.launch.node_numbering import NodeCard, Plan, check_card, number_nodes
 from meshdist.security.credentials import secret_from_environment
 from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, HandshakeUnanswered
 from meshdist.store import Store, TCPStore

@@ -27,8 +27,8 @@ from meshdist.launch.launchers_store import (
     seat_key,
     sign_off,
 )
+from meshdist.launch.node_numbering import Plan
 from meshdist.launch.node_rendezvous import Met, publish
-from meshdist.launch.plan import Plan
 from meshdist.launch.worker_env import Job, new_job
 from meshdist.store import Store, TCPStore
 from meshdist.system.deadline import Deadline

@@ -13,8 +13,8 @@ from meshdist.debug.attach import JobHere, jobs_here
 from meshdist.errors import DistError
 from meshdist.launch.job_status import JobStatus, status_of
 from meshdist.launch.launchers_store import arrived, has_left, ranks_secret
+from meshdist.launch.node_numbering import NodeCard, Plan
 from meshdist.launch.options import as_argument, seconds
-from meshdist.launch.plan import NodeCard, Plan
 from meshdist.security.credentials import SECRET_FILE_VARIABLE, SECRET_VARIABLE, secret_from_environment
 from meshdist.security.handshake import OtherJobError
 from meshdist.store import Store, TCPStore

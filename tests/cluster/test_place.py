@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from meshdist.bootstrap.env import place_from_environment
+from meshdist.bootstrap.from_environment import place_from_environment
 from meshdist.cluster import find_place, local_rank_here
 from meshdist.security.credentials import secret_from_environment
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from meshdist.backends.backend_options import set_up_key, set_up_wait_of
-from meshdist.bootstrap.env import EnvPlace, place_from_environment
+from meshdist.bootstrap.from_environment import EnvPlace, place_from_environment
 from meshdist.bootstrap.join import shortfall
 from meshdist.bootstrap.multicast import Beacon, Discovery, sign, verify
 from meshdist.bootstrap.multicast_socket import MulticastSocket, is_multicast

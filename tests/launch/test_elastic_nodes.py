@@ -14,7 +14,7 @@ from meshdist._version import __version__
 from meshdist.launch.failures import Failure
 from meshdist.launch.job_verdict import Report, judge_elastic
 from meshdist.launch.launchers_store import seat_key, sign_off
-from meshdist.launch.plan import NodeCard, order_launchers
+from meshdist.launch.node_numbering import NodeCard, order_launchers
 from meshdist.store import TCPStore
 
 pytestmark = pytest.mark.timeout(90)

@@ -12,9 +12,9 @@ from meshdist.launch.failures import Failure
 from meshdist.launch.interrupts import Interrupts
 from meshdist.launch.job_verdict import OneNode, Report, Stop, Verdict, judge
 from meshdist.launch.mpirun import refusal
+from meshdist.launch.node_numbering import NodeCard, Plan, number_nodes
 from meshdist.launch.node_rendezvous import NodeRendezvous, meet
 from meshdist.launch.outputs import STDERR, STDOUT, Outputs, Routing, Streams, parse_streams
-from meshdist.launch.plan import NodeCard, Plan, number_nodes
 from meshdist.launch.reaper import Reaper
 from meshdist.launch.several_nodes import SeveralNodes
 from meshdist.launch.supervisor import Supervisor

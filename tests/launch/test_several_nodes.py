@@ -10,7 +10,7 @@ from launching import all_gone, finish, reported, start_meshrun, write_script
 from until import until
 
 from meshdist.launch.job_verdict import Report, judge
-from meshdist.launch.plan import NodeCard, check_card, number_nodes
+from meshdist.launch.node_numbering import NodeCard, check_card, number_nodes
 
 pytestmark = pytest.mark.timeout(90)
 
