@@ -83,7 +83,7 @@ def hint_of_output(value: Any, name: str, of: str = "") -> str:
     if not isinstance(value, _NUMBERS):
         return ""
     shape = len(value) if isinstance(value, (list, tuple)) else "()"
-    return f"; make an array for the result, as buf = np.empty({shape}), and pass that"
+    return f"; make an array for the result, such as buf = np.empty({shape}), and pass that"
 
 
 def hint_of_both(value: Any, name: str, of: str = "") -> str:

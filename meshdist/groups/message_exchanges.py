@@ -264,22 +264,28 @@ class Exchanges(Probes):
         for array in (send, recv):
             if type(array) is not np.ndarray and device_type_of(array) != "cpu":
                 return False
-        given, (taken, _) = self._array(error_prefix, send, tags[0]), self._output(error_prefix, recv, tags[1])
+        given = self._array(error_prefix, send, tags[0], name="send")
+        taken, _ = self._output(error_prefix, recv, tags[1], "recv")
         if share_memory(given, taken):
             raise ValueError(f"{error_prefix}: send and recv share memory, and recv is written; pass send.copy()")
         return True
 
     def _array(
-        self, error_prefix: str, tensor: Any, tag: int, hint: Callable[[Any, str], str] = hint_of_input
+        self,
+        error_prefix: str,
+        tensor: Any,
+        tag: int,
+        hint: Callable[[Any, str], str] = hint_of_input,
+        name: str = "tensor",
     ) -> Array:
         self._check_tag(error_prefix, tag)
-        array = self._group.named(error_prefix, as_array, tensor, "tensor", hint)
-        self._group.named(error_prefix, check_dtype, array, "tensor")
+        array = self._group.named(error_prefix, as_array, tensor, name, hint)
+        self._group.named(error_prefix, check_dtype, array, name)
         return array
 
-    def _output(self, error_prefix: str, tensor: Any, tag: int) -> tuple[Array, Array]:
-        array = self._array(error_prefix, tensor, tag, hint_of_output)
-        self._group.named(error_prefix, check_writable, array, "tensor")
+    def _output(self, error_prefix: str, tensor: Any, tag: int, name: str = "tensor") -> tuple[Array, Array]:
+        array = self._array(error_prefix, tensor, tag, hint_of_output, name)
+        self._group.named(error_prefix, check_writable, array, name)
         return array, pack(array, keep=False)
 
 

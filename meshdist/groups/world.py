@@ -371,7 +371,7 @@ class World:
             # end.
             with contextlib.suppress(DistError):
                 say_departure(self.store, self.rank, self.peers.departure)
-        elif self.rank == 0 and not any(group.is_broken for group in self._groups):
+        elif self.rank == 0 and self.size > 1 and not any(group.is_broken for group in self._groups):
             self.log.warning("the process is exiting without having called destroy_process_group()")
         self.close()
 

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshdist.errors import DistError
@@ -252,15 +252,20 @@ def _report_end(settings: Settings, nodes: Nodes, supervisor: Supervisor, verdic
         _write_error_files(settings, nodes, supervisor, verdict)
 
 
-def _other_failures(failures: Iterable[Failure], shown: int | None) -> list[str]:
+def _other_failures(failures: Sequence[Failure], shown: int | None) -> list[str]:
     """Return the failures of other ranks than `shown`, whose report has been printed.
 
     The same failure is told once, and so are those that follow from another rank's.
     """
+    reason = next((_reason(failure) for failure in failures if failure.rank == shown), "")
     alike: dict[object, list[Failure]] = {}
-    for failure in failures:
-        what = _what_failed(failure) if failure.kind else failure.rank
-        alike.setdefault("follows" if failure.secondary and failure.kind else what, []).append(failure)
+    for failure in sorted(failures, key=lambda failure: failure.rank != shown):
+        what: object = _what_failed(failure) if failure.kind else failure.rank
+        if failure.kind and reason and reason in failure.message:
+            what = reason
+        elif failure.kind and failure.secondary:
+            what = "follows"
+        alike.setdefault(what, []).append(failure)
     lines = []
     for first, *others in alike.values():
         if first.rank != shown:
@@ -270,6 +275,15 @@ def _other_failures(failures: Iterable[Failure], shown: int | None) -> list[str]
             same = f"the same as rank {first.rank}" + ("" if are_same else ", or an error that follows from it")
             lines.append(f"{ranks_text(sorted(other.rank for other in others))}: {same}")
     return lines
+
+
+def _reason(failure: Failure) -> str:
+    """Return the beginning of why a call failed, which errors of other ranks repeat; empty if it says too little."""
+    _, _, reason = failure.message.strip().partition("\n")[0].partition(": ")
+    return reason[:_TELLING] if len(reason) >= _TELLING else ""
+
+
+_TELLING = 40
 
 
 def _what_failed(failure: Failure) -> tuple[int, str, str]:

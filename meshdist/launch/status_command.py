@@ -54,6 +54,8 @@ def main(arguments: Sequence[str]) -> int:
         return _watch(given.job, given.interval) if given.watch else _show(given.job)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        raise  # whoever read the output has gone: `until_closed` ends quietly
     except (DistError, ValueError, OSError) as error:
         print(f"meshrun status: {error}", file=sys.stderr)
         return 1

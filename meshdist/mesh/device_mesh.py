@@ -251,7 +251,8 @@ class DeviceMesh(MeshExchanges):
 
         Colours or letters name the hosts, if there are several. A mesh of up to 16 x 16 ranks along the last two axes,
         with up to 8 such panels along the others, is drawn completely. For a larger mesh, only the part around the
-        calling rank is drawn: 14 x 8 ranks, or a few panels of 5 x 8.
+        calling rank is drawn: 14 x 8 ranks, or a few panels of 5 x 8. Text has as many columns as fit on the terminal,
+        and is folded if it is wider.
 
         Args:
             form: "text" prints it; "html" returns a string of HTML; "plot", or "matplotlib", draws and returns the

@@ -1,5 +1,8 @@
 """mesh.show: what a reader sees of a mesh as text, as HTML and in a plot."""
 
+import math
+import os
+import re
 import sys
 import types
 from html.parser import HTMLParser
@@ -43,6 +46,17 @@ class Cells(HTMLParser):
     def handle_data(self, data):
         if self._attributes is not None:
             self.cells.append((data, self._attributes["title"], self._attributes["style"]))
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch):
+    """Have text for a terminal of so many characters, 0 for none; a function sets another number."""
+
+    def set_width(width):
+        monkeypatch.setattr("meshdist.mesh.show.get_terminal_size", lambda _: os.terminal_size((width, 24)))
+
+    set_width(0)
+    return set_width
 
 
 def shown(capsys, *args):
@@ -113,6 +127,24 @@ def test_4096_ranks_fit_on_one_screen(capsys, shape):
     assert "[2077" in text
     assert len(text.splitlines()) <= 23
     assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("shape", [(16,), (300,), (4096,), (16, 16), (64, 64), (8, 8, 64)])
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_text_fits_the_width_of_the_terminal(capsys, terminal, shape, width):
+    terminal(width)
+    size = math.prod(shape)
+    text = show_in_a_dry_run(size, size // 2, 8, shape, "text", capsys)
+    assert f"[{size // 2}" in text
+    assert max(map(len, text.splitlines())) <= width
+    num_shown = len(re.findall(r"\d[a-z]*[ \]]", text))
+    assert (" ranks are shown" in text) == (size > 256)
+    if size == 4096:
+        assert len(text.splitlines()) <= 24
+        assert num_shown > 40
+    terminal(2 * width)
+    wider = show_in_a_dry_run(size, size // 2, 8, shape, "text", capsys)
+    assert len(re.findall(r"\d[a-z]*[ \]]", wider)) >= num_shown
 
 
 def test_html_has_every_rank_with_its_host_and_group():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 from meshdist.mesh.show.grid import grid_of
@@ -26,19 +27,21 @@ def show(layout: Layout, hosts: MeshHosts | None, form: str | None, axis: int | 
         raise ValueError(f"DeviceMesh.show: form must be one of {', '.join(map(repr, FORMS))} or None, got {form!r}")
     if ax is not None and form != "plot":
         raise ValueError("DeviceMesh.show: ax needs form='plot'; pass both")
-    grid = grid_of(layout, hosts, axis, marks_me=marks_me)
+    is_text = form == "text" or (form is None and not in_notebook())
+    width = get_terminal_size((0, 0)).columns if is_text else 0
+    grid = grid_of(layout, hosts, axis, marks_me=marks_me, width=width)
+    if is_text:
+        print(as_text(grid, width) + "\n", end="")  # in one piece, as other ranks may be threads
+        return None
     if form == "plot":
         from meshdist.mesh.show.plot import as_plot
 
         return as_plot(grid, ax)
     if form == "html":
         return as_html(grid)
-    if form is None and in_notebook():
-        from IPython.display import HTML, display
+    from IPython.display import HTML, display
 
-        display(HTML(as_html(grid)))
-    else:
-        print(as_text(grid) + "\n", end="")  # in one piece, as other ranks may be threads
+    display(HTML(as_html(grid)))
     return None
 
 

@@ -22,6 +22,8 @@ WHOLE = (8, 16, 16)
 _MOST_COLUMNS = 8
 _MOST_ROWS, _MOST_ROWS_OF_PANELS = 14, 5
 _MOST_LINES = 18
+# Of a mesh of one axis, as text: the lines into which its ranks are folded.
+_MOST_FOLDS = 6
 
 
 @dataclass(frozen=True)
@@ -106,16 +108,18 @@ class Grid:
         return self.place if self.axis is None else f"{self.place} and its group"
 
 
-def grid_of(layout: Layout, known: MeshHosts | None, axis: int | str | None, *, marks_me: bool = True) -> Grid:
+def grid_of(
+    layout: Layout, known: MeshHosts | None, axis: int | str | None, *, marks_me: bool = True, width: int = 0
+) -> Grid:
     """Return the grid of a mesh, with the groups of `axis` if given.
 
     `known` has the calling rank and the hosts; None for a mesh without a world. With
-    `marks_me`, the calling rank stands out.
+    `marks_me`, the calling rank stands out. Text is for a terminal of `width` characters; 0 if that is unknown.
     """
     shown_axis = None if axis is None else layout.axis(axis)
     mine = -1 if known is None or not marks_me else known.rank
     at = layout.coordinate(mine)
-    outer, rows, columns = _mappings(layout, at)
+    outer, rows, columns = _mappings(layout, at, width)
     ranks = _ranks_by_panel(layout)[outer.first : outer.end, rows.first : rows.end, columns.first : columns.end]
     hosts = _Hosts(layout, ranks.reshape(-1).tolist(), known)
     groups = _groups(layout.shape, shown_axis)
@@ -160,7 +164,7 @@ def _ranks_by_panel(layout: Layout) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.asarray(layout.ranks).reshape(-1, rows, columns)
 
 
-def _mappings(layout: Layout, at: Sequence[int] | None) -> tuple[Window, Window, Window]:
+def _mappings(layout: Layout, at: Sequence[int] | None, width: int) -> tuple[Window, Window, Window]:
     """Return the visible range of panels, rows and columns around the calling rank."""
     place = tuple(at) if at is not None else (0,) * layout.ndim
     num_panels, num_rows, num_columns = _ranks_by_panel(layout).shape
@@ -169,6 +173,8 @@ def _mappings(layout: Layout, at: Sequence[int] | None) -> tuple[Window, Window,
     sizes = num_panels, num_rows, num_columns
     is_whole = all(size <= limit for size, limit in zip(sizes, WHOLE, strict=True))
     most = WHOLE if is_whole else most_on_a_screen(num_panels, num_rows)
+    if width and not is_whole:
+        most = (*most[:2], _most_columns(layout, width))
     outer_window, rows, columns = map(Window.around, (outer, row, place[-1]), most, sizes)
     return outer_window, rows, columns
 
@@ -180,6 +186,15 @@ def most_on_a_screen(num_panels: int, num_rows: int) -> tuple[int, int, int]:
     rows = min(num_rows, _MOST_ROWS_OF_PANELS)
     lines = rows + 2 + 2 * (rows < num_rows)  # a panel has a head and a blank line, and marks where rows are left out
     return _MOST_LINES // lines, rows, _MOST_COLUMNS
+
+
+def _most_columns(layout: Layout, width: int) -> int:
+    """Return how many columns fit into a width; those of a mesh of one axis are folded into several lines."""
+    longest = [len(_label(layout, axis, extent - 1)) for axis, extent in enumerate(layout.shape)]
+    cell = max(len(str(max(layout.members()))) + 4, longest[-1])  # with brackets, and two letters of a host
+    margin = 6 + (longest[-2] if layout.ndim > 1 else 0)
+    fitting = max(2, (width - margin) // (cell + 1))
+    return fitting * _MOST_FOLDS if layout.ndim == 1 else fitting
 
 
 def _groups(shape: Sequence[int], axis: int | None) -> np.ndarray[Any, np.dtype[np.int64]] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from string import ascii_lowercase
+from textwrap import wrap
 
 from meshdist.mesh.show.grid import Cell, Grid
 from meshdist.system.drawing_style import NUM_COLOURS
@@ -42,8 +43,8 @@ def legend_of_hosts(grid: Grid, most: int = MOST_NAMED, *, in_words: bool = True
     return named, f"and {left:,} more" if left else ""
 
 
-def as_text(grid: Grid) -> str:
-    """Return the grid as lines of text.
+def as_text(grid: Grid, width: int = 0) -> str:
+    """Return the grid as lines of text, which are folded to fit a terminal of `width` characters; 0 folds none.
 
     The calling rank is in square brackets, the ranks of its group along the shown axis in round ones. If the mesh spans
     several hosts, letters after each rank name its host.
@@ -51,21 +52,29 @@ def as_text(grid: Grid) -> str:
     lines = [f"{grid.name}, {grid.place}" if grid.place else grid.name]
     marked = grid.num_hosts > 1
     cells = [[[_cell(cell, marked) for cell in row] for row in panel.rows] for panel in grid.panels]
-    width = max(len(text) for panel in cells for row in panel for text in row)
-    width = max(width, *map(len, grid.column_labels))
+    cell = max(len(text) for panel in cells for row in panel for text in row)
+    cell = max(cell, *map(len, grid.column_labels))
     margin = max(map(len, grid.row_labels)) + 2
     before = CUT + " " if grid.columns.is_cut_before else ""
     after = " " + CUT if grid.columns.is_cut_after else ""
+    num_columns = len(grid.column_labels)
+    fold = max(1, (width - margin - len(before) - len(after)) // (cell + 1)) if width else num_columns
     for panel, rows in zip(grid.panels, cells, strict=True):
-        head = panel.title.ljust(margin) if panel.title else " " * margin
-        labels = " ".join(label.rjust(width) for label in grid.column_labels)
-        lines += ["", (head + before + labels + after).rstrip()]
-        lines += [CUT.rjust(margin - 1)] * grid.rows.is_cut_before
-        for label, row in zip(grid.row_labels, rows, strict=True):
-            texts = " ".join(text.rjust(width) for text in row)
-            lines.append((label.rjust(margin - 1) + " " + " " * len(before) + texts).rstrip())
-        lines += [CUT.rjust(margin - 1)] * grid.rows.is_cut_after
-    return "\n".join([*lines, "", *_legend(grid)]).rstrip()
+        for first in range(0, num_columns, fold):
+            part = slice(first, first + fold)
+            head = panel.title.ljust(margin) if panel.title else " " * margin
+            labels = " ".join(label.rjust(cell) for label in grid.column_labels[part])
+            head += " " * len(before) if first else before
+            lines += ["", (head + labels + after * (first + fold >= num_columns)).rstrip()]
+            lines += [CUT.rjust(margin - 1)] * grid.rows.is_cut_before
+            for label, row in zip(grid.row_labels, rows, strict=True):
+                texts = " ".join(text.rjust(cell) for text in row[part])
+                lines.append((label.rjust(margin - 1) + " " + " " * len(before) + texts).rstrip())
+            lines += [CUT.rjust(margin - 1)] * grid.rows.is_cut_after
+    legend = _legend(grid)
+    if width:
+        legend = [part for line in legend for part in wrap(line, width, subsequent_indent="  ")]
+    return "\n".join([*lines, "", *legend]).rstrip()
 
 
 def _cell(cell: Cell, marked: bool) -> str:
