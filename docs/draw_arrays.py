@@ -41,11 +41,10 @@ def draw_blocks(x: DTensor, ax: Any) -> None:
     ax.set(title="", ylim=(ax.dataLim.y1 + 0.1, -0.4))
 
 
-def legend(figure: Any) -> None:
-    """Explain frames and bands, below all panels."""
-    band = tuple(Patch(facecolor=fill(rank, None)) for rank in range(2))
-    handles = [frame("rank 0 holds"), band]
-    labels = ["rank 0 holds", "band: the ranks that hold a copy or, with +, a term of a sum"]
+def legend(figure: Any, rank: int = 0, band: str = "ranks that hold a copy or, with +, a term of a sum") -> None:
+    """Explain, below all panels, the frame around what `rank` holds, and in the words `band`, if any, the band."""
+    bands = tuple(Patch(facecolor=fill(rank, None)) for rank in range(2))
+    handles, labels = [frame(""), *[bands] * bool(band)], [f"held by rank {rank}", *[band] * bool(band)]
     how = {"handler_map": {tuple: HandlerTuple(ndivide=None, pad=0)}, "fontsize": "small", "frameon": False}
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), **how)
 
@@ -75,7 +74,9 @@ def main() -> None:
             x = DTensor.from_local(meshdist.zeros(block), mesh, placements, shape=(6, 8))
             figure, ax = pyplot.subplots(figsize=(3.6, 2.9), layout="constrained")
             draw_blocks(x, ax)
-            figure.legend(handles=[frame("rank 2 holds")], fontsize="small", frameon=False, loc="outside lower center")
+            is_pending = any(isinstance(placement, Partial) for placement in placements.values())
+            band = "ranks with a term" if is_pending else "ranks with a copy"
+            legend(figure, 2, band if is_pending or len(placements) == 1 else "")
             written = ", ".join(f"{axis!r}: {placement!r}" for axis, placement in placements.items())
             ax.set_title("{" + written.replace("}, '", "},\n'") + "}", fontsize="small")
             figure.savefig(IMAGES / f"array-{name}.svg", bbox_inches="tight", metadata={"Date": None})

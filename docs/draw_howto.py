@@ -218,29 +218,39 @@ def ring() -> None:
 
 
 def workers() -> None:
-    """Draw when each of three workers computes which task, and when rank 0 hands it out, for tasks of random length."""
-    lengths = np.random.default_rng(seed=1).exponential(size=14) + 0.3
+    """Draw when each of three workers computes which task, and when rank 0 hands it out."""
     free = [(0.0, rank) for rank in (1, 2, 3)]
-    figure, ax = pyplot.subplots(figsize=(8, 2.8), layout="constrained")
-    for task, length in enumerate(lengths):
+    figure, ax = pyplot.subplots(figsize=(8, 2.6), layout="constrained")
+    for task in range(20):
         began, rank = heapq.heappop(free)
-        cell(ax, began, 1.2 * rank, rank, task, float(length))
-        style = {"arrowstyle": "-|>", "color": PALE, "shrinkA": 0, "shrinkB": 0, "linewidth": 0.8}
-        ax.annotate("", (began, 1.2 * rank), (began, 0.6), arrowprops=style, zorder=0.5)  # behind other ranks' bars
-        heapq.heappush(free, (began + float(length), rank))
+        length = 0.4 + 0.1 * task  # the program's tasks get longer
+        cell(ax, began, 1.2 * rank, rank, task, length)
+        ax.plot(
+            began + 0.04,
+            0.75,
+            marker="v",
+            color=fill(rank, None),
+            markersize=6,
+            markeredgecolor=PALE,
+            markeredgewidth=0.4,
+        )
+        heapq.heappush(free, (began + length, rank))
     end = max(free)[0]
-    ax.add_patch(Rectangle((0, 0.2), end, 0.4, facecolor=fill(0, None)))
+    ax.plot([0, end], [0.95, 0.95], color=PALE, linewidth=0.8)
     for rank in range(4):
         of = "rank 0 (master)" if rank == 0 else f"rank {rank}"
-        middle = 0.4 if rank == 0 else 1.2 * rank + 0.5
-        ax.text(-0.15, middle, of, ha="right", va="center", fontsize="small", color=PALE)
-    frame(ax, end, 4.6, "tasks of different length: each worker gets the next one as soon as it is free; arrow: a task")
+        ax.text(
+            -0.15, 1.2 * rank + (0.75 if rank == 0 else 0.5), of, ha="right", va="center", fontsize="small", color=PALE
+        )
+    frame(
+        ax, end, 4.6, "rank 0 gives the next task, a triangle in the worker's colour, to the worker that is free first"
+    )
     ax.set_aspect("auto")
     ax.set_axis_on()
     ax.spines[["left", "right", "top"]].set_visible(False)
     ax.set_yticks([])
     ax.tick_params(labelsize="small", colors=PALE)
-    ax.set_xlabel("time (s), for tasks of random length", fontsize="small", color=PALE)
+    ax.set_xlabel("time, in units of the tasks", fontsize="small", color=PALE)
     saved(figure, "workers")
 
 
