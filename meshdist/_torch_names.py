@@ -143,7 +143,11 @@ _OF_NO_OWNER = {
     "ANY_TAG": "`probe(src, tag=None)` tells the tag of a message; then receive that one",
     "Comm_split": '`new_subgroups_by_enumeration(lists)` creates groups, and each axis of a mesh has some: `mesh["x"]`',
     "Comm_split_type": "`new_subgroups()` creates a group of the ranks of each host",
-    "COMM_WORLD": "the flat functions, such as `all_reduce(x)`, run on the world; `new_group` creates other groups",
+    **dict.fromkeys(
+        ("COMM_WORLD", "comm_world", "comm"),
+        "the flat functions, such as `all_reduce(x)`, run on the world; `new_group` creates other groups",
+    ),
+    "timeline": "`profile()` records the calls of a block, and `p.merged()` of it is the timeline of all ranks",
     "DistributedDataParallel": "`meshdist.parallel.GradientReducer` averages gradients",
     "File": '`meshdist.checkpoint` saves and loads arrays; `np.load(path, mmap_mode="r")` reads a part of a file',
     "MPI": "see docs/from-mpi4py.md",

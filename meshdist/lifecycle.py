@@ -68,7 +68,7 @@ def init_process_group(
         timeout: How long to wait for the other ranks, and how long any call of this world may wait: seconds or a
             timedelta. 30 minutes if None.
         world_size: Number of ranks, if neither the environment nor the URL has it.
-        rank: This rank, likewise.
+        rank: The rank of this process, if neither the environment nor the URL has it.
         store: A store that all ranks reach, instead of `init_method`; then rank and world_size are required.
         group_name: Distinguishes jobs that use the same file or multicast address; ignored elsewhere.
         pg_options: `ProcessGroupNCCL.Options` for the nccl backend. Passed to a backend that was registered with

@@ -8,7 +8,7 @@ from meshdist import functional
 
 def main() -> None:
     rank = dist.get_rank()
-    rng = np.random.default_rng(seed=rank)  # each rank has data of its own
+    rng = np.random.default_rng(seed=rank)  # each rank has its own data
     x = rng.standard_normal((64, 3))
     y = x @ np.array([1.0, -2.0, 0.5]) + 4.0
 

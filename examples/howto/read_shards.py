@@ -1,4 +1,4 @@
-"""Read a file on several ranks: each reads its own rows, in another order in each epoch."""
+"""Read a file on several ranks: each reads its own rows, in a different order in each epoch."""
 
 import tempfile
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import meshdist as dist
 
 
 def batches(rows: np.ndarray, epoch: int, size: int, group: dist.DeviceMesh) -> Iterator[np.ndarray]:
-    """Yield this rank's batches; all ranks yield equally many, and a remainder of rows is left out."""
+    """Yield this rank's batches; all ranks yield the same number, and a remainder of rows is left out."""
     order = np.random.default_rng(seed=epoch).permutation(len(rows))  # the same on every rank
     num_batches = len(rows) // (size * group.size())
     for batch in order[: num_batches * size * group.size()].reshape(num_batches, group.size(), size):
@@ -23,7 +23,7 @@ def main() -> None:
     if dp.get_rank() == 0:  # a file for this example
         path = [str(Path(tempfile.mkdtemp()) / "rows.npy")]
         np.save(path[0], np.arange(300.0).reshape(100, 3))
-    dp.broadcast_object_list(path, src=0)  # no rank goes on before the file is there
+    dp.broadcast_object_list(path, src=0)  # no rank continues until the file exists
 
     rows = np.load(path[0], mmap_mode="r")  # maps the file and reads nothing yet
     for epoch in range(2):

@@ -252,7 +252,7 @@ def _register(store: Store, rank: int, world_size: int, card: Card) -> Store:
         )
     with suppress(DistError):  # the store may end when the other ranks have raised the error
         was_in_time = _object(
-            world, f"refused pid {card.pid} on {card.host_name}, rank {rank} of {world_size}: {refusal}"
+            world, f"refused pid {card.pid} on {card.host_name} as rank {rank} of {world_size}: {refusal}"
         )
         if was_in_time and taken is None and rank < agreed and Card.decode(_leave_card(world, rank, card)) == card:
             # Otherwise no rank could enter the next generation.

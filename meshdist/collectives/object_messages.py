@@ -49,13 +49,14 @@ def send_object_list(
         device: Ignored: objects travel as arrays on the CPU.
         group_dst: The receiver's rank in the group, instead of `dst`.
         use_batch: Ignored: a list is one message.
-        tag: Matches this message with a receive of the same tag, from 0 on. Messages of one tag keep their order.
+        tag: A non-negative integer. A receive with the same tag takes this message; messages of one tag keep their
+            order.
 
     Raises:
         TypeError: `object_list` is not a list, or an object cannot be pickled; nothing is sent.
         ValueError: Both or neither of `dst` and `group_dst` are given, the receiver is not a member of the group, or
-            `tag` is negative; or the receiver is this rank, which has posted no receive for the message and would wait
-            for itself.
+            `tag` is negative; or the receiver is this rank, which has posted no receive for a message that is too long
+            to be buffered, and would wait for itself.
         DistBackendError: The receiver failed, or its list is of another length.
         DistTimeoutError: The message was not received within the group's timeout.
     """

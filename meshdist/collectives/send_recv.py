@@ -69,21 +69,22 @@ def send(
 
     A message of at most 64 KiB is buffered, and the call returns; a larger one waits until it is received. The
     environment variable MESHDIST_EAGER_LIMIT sets another limit in bytes, up to 256 KiB; the gloo backend buffers no
-    message of more than 130944 bytes (128 bytes less than 128 KiB), even if the limit is higher. With 0 every send
+    message of more than 130,944 bytes (128 bytes less than 128 KiB), even if the limit is higher. With 0 every send
     waits, which reveals programs that rely on buffering.
 
     Args:
         tensor: An array.
         dst: Global rank of the receiver; as a method, its rank in the group or along the mesh.
         group: A ProcessGroup or a DeviceMesh; the world if None.
-        tag: Matches this message with a `recv` of the same tag, from 0 on. Messages of one tag keep their order.
+        tag: A non-negative integer. A `recv` with the same tag takes this message; messages of one tag keep their
+            order.
         group_dst: The receiver's rank in the group, instead of `dst`.
 
     Raises:
         TypeError: `tensor` is not an array, or its dtype is not supported.
         ValueError: Both or neither of `dst` and `group_dst` are given, the receiver is not a member of the group, or
-            `tag` is negative; or the receiver is this rank, which has posted no receive for the message and would wait
-            for itself.
+            `tag` is negative; or the receiver is this rank, which has posted no receive for a message that is too long
+            to be buffered, and would wait for itself.
         DistBackendError: The receiver failed, or its array does not fit. After a buffered send, the next call raises.
         DistTimeoutError: The message was not received within the group's timeout.
     """

@@ -227,7 +227,7 @@ def _advice(blocked: list[BlockedRank]) -> str:
         orders = {one.members for one in blocked}
         if len({tuple(sorted(members)) for members in orders}) < len(orders):
             return "groups whose ranks are in a different order are different groups"
-        return "make the same calls on these groups on all ranks, as often and in the same order"
+        return "make the same calls on these groups on all ranks, the same number of times and in the same order"
     if advice := advice_on_sends(names):
         return advice
     advice = _advice_on_messages(blocked, names)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from meshdist.debug.debug_level import DebugLevel, get_debug_level
-from meshdist.debug.dump import dump_fault
+from meshdist.debug.dump import BY_CALL, dump_fault, rank_state
 from meshdist.debug.hang_watchdog import HangWatchdog, StateExchange
 
 if TYPE_CHECKING:
     from meshdist.groups.world import World
     from meshdist.runtime.hooks import CallObserver
+
+# A variable of ranks whose launcher shows who waits for whom after Ctrl-C; see `launch.worker`.
+_OF_LAUNCHERS = "MESHDIST_ERROR_FILE"
 
 
 class WorldInstrumentation:
@@ -37,6 +42,15 @@ class WorldInstrumentation:
     def note_fault(self, world: World, reason: str) -> None:
         """Dump the flight recorder of a rank whose call failed, if the environment asks for it."""
         dump_fault(world, reason)
+
+    def note_interrupt(self, world: World) -> None:
+        """Print what a rank was doing when Ctrl-C interrupted its call, unless its launcher reports on all ranks."""
+        from meshdist.debug.hang_report import in_words
+        from meshdist.debug.states import parse_state
+
+        if _OF_LAUNCHERS not in os.environ:
+            words, *_ = in_words(parse_state(rank_state(world, BY_CALL), "here"))
+            print(f"meshdist rank {world.rank}: interrupted; {words}", file=sys.stderr, flush=True)
 
 
 def _by_store(world: World) -> StateExchange:

@@ -43,6 +43,9 @@ class GroupHome(Protocol):
     def note_fault(self, cause: DistError) -> None:
         """Write down the state of this rank after a failed call, if that is enabled."""
 
+    def note_interrupt(self) -> None:
+        """Ctrl-C is about to end a call of this rank: say what it was doing, if nobody else does."""
+
     def end_block(self, group: Any, error: BaseException | None) -> None:
         """Destroy `group` at the end of its `with` block, which ended with `error`."""
 

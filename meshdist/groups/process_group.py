@@ -447,6 +447,9 @@ class ProcessGroup(CollectiveMethods, Membership):
     def fail(self, error: BaseException, error_prefix: str, record: Record | None = None) -> BaseException:
         """Break the group after `error` in the call of `record`, if there is one; return the error to raise."""
         # After a call that ended half way the ranks are out of step, so the group is no longer valid.
+        if isinstance(error, KeyboardInterrupt):
+            self._world.note_interrupt()
+            error.__traceback__ = None  # the user needs the frames of the call, not those of the wait
         error, cause = located(error, error_prefix, record)
         if record is not None:
             self.recorder.end(record, cause)

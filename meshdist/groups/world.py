@@ -54,6 +54,9 @@ class Instrumentation(Protocol):
     def note_fault(self, world: World, reason: str) -> None:
         """Write down the state of the rank after a failed call, if that is enabled; never raise."""
 
+    def note_interrupt(self, world: World) -> None:
+        """Print what a rank was doing when Ctrl-C interrupted its call, unless its launcher does."""
+
 
 class World:
     """The state of one rank: its place, its store, its groups."""
@@ -152,6 +155,9 @@ class World:
 
     def note_fault(self, cause: DistError) -> None:
         self._diagnosis.note_fault(self, str(cause))
+
+    def note_interrupt(self) -> None:
+        self._diagnosis.note_interrupt(self)
 
     def num_groups(self) -> int:
         with self._lock:
@@ -354,10 +360,11 @@ class World:
         # The store ends with this rank: wait a moment for the ranks that still use it, but not for ended ones.
         deadline = Deadline(_LEAVE_TIMEOUT_S)
         staying = [rank for rank in range(self.size) if rank != self.rank]
-        while staying and not deadline.expired():
-            staying = [rank for rank in staying if not self._has_left(rank)]
-            with contextlib.suppress(DistStoreError):
-                self.store.wait([f"left/{rank}" for rank in staying], deadline.slice_s(0.1))
+        with contextlib.suppress(KeyboardInterrupt):  # a Ctrl-C ends this, too
+            while staying and not deadline.expired():
+                staying = [rank for rank in staying if not self._has_left(rank)]
+                with contextlib.suppress(DistStoreError):
+                    self.store.wait([f"left/{rank}" for rank in staying], deadline.slice_s(0.1))
 
     def _has_left(self, rank: int) -> bool:
         ended = self.peers.card(rank).host == self.peers.mine.host and self.peers.ended(rank)

@@ -142,7 +142,7 @@ class ArrayProtocols:
         if not self._layout.is_replicated:
             described = self._layout.describe(self._mesh.mesh_dim_names)
             raise PlacementError(
-                f"{what}: the array is {described}, so that no rank has all of it; write x.full() for the whole array,"
+                f"{what}: the array is {described}, so no rank has all of it; write x.full() for the whole array,"
                 " x.full(root=0) for one rank, or x.to_local() for this rank's block"
             )
         return self._local

@@ -217,7 +217,10 @@ def test_how_the_axes_of_a_mesh_are_named(call, words):
             lambda: dist.all_reduce([1.0, 2.0]),
             "use np.array(tensor), or functional.all_reduce, which takes numbers and",
         ),
-        (lambda: dist.recv([0.0] * 4), "got list; make an array for the result, such as buf = np.empty(4), and pass that"),
+        (
+            lambda: dist.recv([0.0] * 4),
+            "got list; make an array for the result, such as buf = np.empty(4), and pass that",
+        ),
         (lambda: dist.irecv(0.0), "got float; make an array for the result, such as buf = np.empty(()), and pass that"),
         (lambda: dist.send([0.0] * 4, 0), "tensor must be an array, got list; use np.array(tensor)"),
         (

@@ -16,7 +16,7 @@ import meshdist as dist
 from meshdist.debug.blocked_rank import BlockedRank, describe, endless_wait
 
 TIMEOUT_S = 300.0
-ORDER = "make the same calls on these groups on all ranks, as often and in the same order"
+ORDER = "make the same calls on these groups on all ranks, the same number of times and in the same order"
 over_tcp = [pytest.param(name, marks=pytest.mark.slow) for name in ("gloo-tcp", "gloo-hosts")]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only")
 

@@ -1,5 +1,7 @@
 """Ctrl-C interrupts a wait and the peers learn of it; a timeout names the missing rank."""
 
+import contextlib
+import io
 import re
 import signal
 import sys
@@ -40,6 +42,22 @@ def call_announced(name):
 
 
 # ---- Ctrl-C
+
+
+def interrupted():
+    with contextlib.redirect_stderr(io.StringIO()) as shown:
+        attempt(lambda: dist.recv(np.ones(3), ABSENT), announce=True)
+    return shown.getvalue()
+
+
+def test_a_rank_that_ctrl_c_interrupts_says_what_it_was_waiting_for(new_workers):
+    workers = new_workers(2)
+    workers.start(interrupted, ranks=[0])
+    workers.reported(0)
+    workers.until_asleep(0)
+    workers.signal(0, signal.SIGINT)
+    words = r"meshdist rank 0: interrupted; it is in recv\(.*, at test_interrupts.*, for .* s, waiting for rank 1\n"
+    assert re.fullmatch(words, workers.outcome(0))
 
 
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "first call"])
