@@ -41,7 +41,7 @@ class DistError(RuntimeError):
         is_numbered: The message has the number of the failed call: of this one, a peer's, or an earlier one.
         is_earlier: The group was broken before the call; `what` has the error that broke it.
         is_misfit: A message does not fit the array that is to receive it.
-        needs_probe: That message is an array of another size or dtype, which `probe` would have told.
+        needs_probe: That message is an array of a different size or dtype, which `probe` would have told.
         sent_label: The label of that message, where it alone does not fit; else empty.
         hang_report: Lines on the ranks: which one waits for which, or which call each makes; empty if unknown.
         reporter: The lowest of the global ranks whose errors have the same `hang_report`; None if unknown.

@@ -80,7 +80,7 @@ def short_message(lib: Library, witness: Witness) -> None:
 
 
 def other_message(lib: Library, witness: Witness) -> None:
-    """A message has another dtype."""
+    """A message has a different dtype."""
     _message(lib, witness, ones(4), ones(4, "int32"))
 
 

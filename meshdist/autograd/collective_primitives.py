@@ -75,7 +75,7 @@ def check_gradient(prefix: str, g: Any, y: Any, what: str = "the result") -> Non
 
     Raises:
         TypeError: A gradient of no floating or complex dtype, or a complex one of real numbers.
-        ValueError: A gradient of another shape.
+        ValueError: A gradient of a different shape.
     """
     shape, dtype = np.shape(getval(g)), anp.result_type(g)
     if shape != np.shape(getval(y)):
@@ -106,7 +106,8 @@ def vjp(collective: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Call
         `backward(g, x, y)`, for `send` `backward(None, x)`.
 
     Raises:
-        TypeError: `collective` is not one of these functions. From `backward`: the gradient has another kind of dtype.
+        TypeError: `collective` is not one of these functions. From `backward`: the gradient has a different kind of
+            dtype.
         ValueError: From `backward`: `x` or `y` is needed and missing, or `g` does not have the shape of `y`.
 
     Example:

@@ -259,7 +259,7 @@ def reduce_scatter(
     Raises:
         TypeError: `x` is not an array, or `op` has no gradient.
         ValueError: That dimension is missing or not a multiple of the group's size, both `axis` and `dim` are given, or
-            a list of another length or of arrays of several shapes.
+            a list of a different length or of arrays of several shapes.
 
     Example:
         >>> import numpy as np, meshdist

@@ -50,8 +50,8 @@ def local_map(
             block of the gradient of the result, or a tuple of them as `result` is. None: `fn` is differentiated.
 
     Raises:
-        TypeError: `meshdist.tensor.local_map` raises it, or a gradient has another kind of dtype.
-        ValueError: `meshdist.tensor.local_map` raises it, or `vjp` returned a gradient of another shape, or another
+        TypeError: `meshdist.tensor.local_map` raises it, or a gradient has a different kind of dtype.
+        ValueError: `meshdist.tensor.local_map` raises it, or `vjp` returned a gradient of a different shape, or another
             number of them.
         PlacementError: `meshdist.tensor.local_map` raises it.
 
@@ -265,7 +265,7 @@ def map_overlap(
         periodic: Whether the array is periodic, as there.
 
     Raises:
-        ValueError: The result has another shape than the argument, or a width is negative.
+        ValueError: The result has a different shape from the argument, or a width is negative.
 
     Example:
         >>> import autograd.numpy as np, meshdist

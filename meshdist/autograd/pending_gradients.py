@@ -47,8 +47,8 @@ class PendingGradients:
         """Take the complete gradient of the array `of`, which messages call `name`.
 
         Raises:
-            ValueError: A gradient of another shape.
-            TypeError: A gradient of another kind of dtype.
+            ValueError: A gradient of a different shape.
+            TypeError: A gradient of a different kind of dtype.
             DistBackendError: With the debug level DETAIL: ranks that hold the same have different gradients.
         """
         check_gradient("grad", gradient, of, name)

@@ -62,7 +62,7 @@ def make_engine(name: str, options: BackendOptions) -> Backend:
     Raises:
         ValueError: There is no such backend.
         DistBackendError: It is not usable here; the message says why.
-        TypeError: A registered function returned another type.
+        TypeError: A registered function returned a different type.
     """
     entry = entry_of(name)
     check_usable(name)

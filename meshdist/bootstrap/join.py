@@ -167,7 +167,7 @@ def _pass_on_refusals(world: Store, store: Store, world_size: int) -> None:
     """Report the processes that the store refused to all ranks, if this rank hosts it.
 
     The ranks wait on, since a stranger must not be able to end a job. In a world of several calls of `spawn`, a refused
-    process is most likely one of its ranks with another secret, and all ranks raise an error.
+    process is most likely one of its ranks with a different secret, and all ranks raise an error.
     """
     refused = store.take_refusals() if isinstance(store, TCPStore) else []
     for words in refused:
@@ -308,7 +308,7 @@ def arrivals(world: Store) -> tuple[list[int], int]:
 def object_for_absent(store: Store, world_size: int, absent: Mapping[int, str]) -> None:
     """Report to ranks that wait in `store` for one that has ended; each of them raises why it will not come.
 
-    `absent` has the reason by rank. A world of another size, or one that has begun, is unaffected.
+    `absent` has the reason by rank. A world of a different size, or one that has begun, is unaffected.
     """
     world = _current(store)
     if not world.check(["world_size"]) or int(world.get("world_size")) != world_size or world.check(["complete"]):

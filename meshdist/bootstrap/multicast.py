@@ -166,7 +166,7 @@ class Discovery:
     def _hear(self, data: bytes, address: str) -> None:
         beacon = verify(data, self._secret)
         if beacon is None:
-            self._ignored["of strangers or jobs with another secret"] += 1
+            self._ignored["of strangers or jobs with a different secret"] += 1
         elif beacon.group_name != self._group_name:
             self._ignored[f"of group_name {beacon.group_name[:40]!r}"] += 1
         elif self._this_host_only and beacon.host != self._host:

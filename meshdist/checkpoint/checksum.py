@@ -18,7 +18,7 @@ class Checksum:
 
     The bytes, filled up with zeros, are blocks of 64 little-endian 64-bit words. Let `s[i]` be the sum of the words of
     block `i`. The checksum is `A = sum(s[i])` and `B = sum((i + 1) * s[i])`, modulo 2**64: a changed word changes A,
-    and blocks in another order change B (Fletcher, "An arithmetic checksum for serial transmissions", 1982).
+    and blocks in a different order change B (Fletcher, "An arithmetic checksum for serial transmissions", 1982).
 
     Example:
         >>> checksum = Checksum()

@@ -73,7 +73,7 @@ class Opened:
         return opened
 
     def check_files(self) -> None:
-        """Raise CheckpointError where a file is missing, has another size, or another header than was written."""
+        """Raise CheckpointError where a file is missing, has a different size, or another header than was written."""
         for name, (nbytes, num_first, crc) in self.manifest.files.items():
             path = self.folder / name
             if not path.exists():

@@ -30,7 +30,7 @@ def one(call: Call, side: str) -> Array:
 
 
 def many(call: Call, side: str) -> list[Array]:
-    """Return the arrays of a side, one per rank; raise for a single array or a list of another length."""
+    """Return the arrays of a side, one per rank; raise for a single array or a list of a different length."""
     value = getattr(call, side)
     if not isinstance(value, list):
         given = "None" if value is None else "one array"

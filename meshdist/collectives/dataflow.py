@@ -47,7 +47,7 @@ class TransferSpec(NamedTuple):
         longest: Bytes of the longest block of any rank. None if it takes a comparison of the ranks' split sizes.
         given_bytes: The total bytes that each rank gives; None as above.
         puts: The place in its slot where a rank puts its input: an array of the same shape, or a list of arrays.
-        takes: The place where a rank finds its output; an array may have another shape with the same elements.
+        takes: The place where a rank finds its output; an array may have a different shape with the same elements.
         giver: The only rank that gives; None if all do.
         taker: The only rank that takes; None if all do.
         written: The share of a block that its sender writes, if it can, instead of its receiver reading it: divides the

@@ -57,7 +57,7 @@ def send_object_list(
         ValueError: Both or neither of `dst` and `group_dst` are given, the receiver is not a member of the group, or
             `tag` is negative; or the receiver is this rank, which has posted no receive for a message that is too long
             to be buffered, and would wait for itself.
-        DistBackendError: The receiver failed, or its list is of another length.
+        DistBackendError: The receiver failed, or its list is of a different length.
         DistTimeoutError: The message was not received within the group's timeout.
     """
     members, of = resolve(group), "send_object_list"
@@ -105,7 +105,7 @@ def recv_object_list(
         TypeError: `object_list` is not a list.
         ValueError: Both `src` and `group_src` are given, it is not a member, or `tag` is negative; or it is this rank,
             which has sent itself no message, and would wait for itself.
-        DistBackendError: The sender failed, its list is of another length, or it sent an array.
+        DistBackendError: The sender failed, its list is of a different length, or it sent an array.
         DistTimeoutError: No message arrived within the group's timeout.
     """
     members, of = resolve(group), "recv_object_list"

@@ -375,7 +375,7 @@ extern PyTypeObject *object_sender_type;
 /* The pickle of a list, a new reference; NULL without an error if Python has to raise it. And the list of a pickle. */
 PyObject *objects_dump(PyObject *list);
 PyObject *objects_load(PyObject *pickle, PyObject *prefix);
-/* The facts of a list of objects, of which `facts` may have another number or size; a new reference. */
+/* The facts of a list of objects, of which `facts` may have a different number or size; a new reference. */
 PyObject *objects_facts(PyObject *facts, Py_ssize_t number, Py_ssize_t num_bytes);
 extern PyMethodDef object_functions[];
 

@@ -81,7 +81,7 @@ def attach(
 
     Raises:
         ValueError: `address` is malformed.
-        DistNetworkError: There is no store, or the job has another secret.
+        DistNetworkError: There is no store, or the job has a different secret.
         DistError: No world has begun there.
     """
     host, _, port = address.rpartition(":")

@@ -17,7 +17,7 @@ _MOST_RANKS = 1 << 24
 
 
 class _OtherFormatError(ValueError):
-    """Report states of another version of the format."""
+    """Report states of a different version of the format."""
 
 
 class PeerEnd(NamedTuple):

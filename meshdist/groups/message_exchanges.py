@@ -65,7 +65,7 @@ class Terms:
             return ""
         if sent == self.other_label:
             return f": periodic={not self.periodic} there, and periodic={self.periodic} here"
-        return ": the array has another shape, or an argument has another value"
+        return ": the array has a different shape, or an argument a different value"
 
     def told_with(self, error: DistError) -> str:
         """Return what is added to the error of an exchange."""

@@ -310,7 +310,7 @@ class World:
         peers = self.peers.renumbered(keep, store)
         self.peers.departure = Departure(PeerExit.LEFT_WORLD)
         leave(self.store, self.rank, self.size, self.peers.departure)
-        # The excluded ranks will not leave; the others may join a later world of another size in this store.
+        # The excluded ranks will not leave; the others may join a later world of a different size in this store.
         self.store.set("over", "")
         self.observer.close()
         self._close_groups("is no longer valid: the world was shrunk, and its ranks have new numbers")

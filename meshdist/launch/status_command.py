@@ -86,7 +86,7 @@ def text_of(job: str | None) -> list[str]:
     """Return a job as text, or all jobs of this user on this host if `job` is None.
 
     Raises:
-        DistError: There is no such job, or it has another secret.
+        DistError: There is no such job, or it has a different secret.
     """
     jobs = jobs_here()
     if job is None:

@@ -95,7 +95,7 @@ class MeshExchanges(MeshSlices):
             TypeError: `x` or `out` is not an array, or `by` is not an integer.
             ValueError: `axis` is None on a mesh of several axes, `out` cannot be written or shares memory with `x`, or
                 the calling rank is outside the mesh. Nothing is sent.
-            DistBackendError: A neighbour failed, or its array does not fit: it has another shape or dtype, or comes
+            DistBackendError: A neighbour failed, or its array does not fit: it has a different shape or dtype, or comes
                 from a call with another `periodic`.
             DistTimeoutError: A neighbour did not call within the group's timeout.
 
@@ -186,7 +186,7 @@ class MeshExchanges(MeshSlices):
             TypeError: `block` is not an array, or a width or dimension is not an integer.
             ValueError: A width is negative or larger than the cells between the ghost cells; a dimension is missing or
                 given twice; `block` cannot be written; or the calling rank is outside the mesh. Nothing is sent.
-            DistBackendError: A neighbour failed, or its block has another shape, or comes from a call with another
+            DistBackendError: A neighbour failed, or its block has a different shape, or comes from a call with another
                 `periodic`.
             DistTimeoutError: A neighbour did not call within the group's timeout.
 

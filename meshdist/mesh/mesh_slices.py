@@ -270,7 +270,7 @@ class MeshSlices(MeshGroups):
         )[0]
 
     def transpose(self, *axes: int | str) -> Self:
-        """Return this mesh with its axes in another order; the same object each time.
+        """Return this mesh with its axes in a different order; the same object each time.
 
         Args:
             axes: All axes, by name or index, in their new order. None given: the reverse order.

@@ -161,7 +161,7 @@ def gradient_like(view: Any, name: str, gradient: Any) -> Any:
 
     Raises:
         TypeError: `gradient` is not an array.
-        ValueError: It has another shape, dtype or device than `view`.
+        ValueError: It has a different shape, dtype or device than `view`.
     """
     try:
         array = taken(gradient, "gradient")
@@ -298,7 +298,7 @@ class GradBucket:
         return consecutive_views(self._buffer, (parameter.array.shape for parameter in self._parameters))
 
     def over(self, buffer: Any) -> GradBucket:
-        """Return a bucket of the same parameters over another buffer, such as one of another dtype.
+        """Return a bucket of the same parameters over another buffer, such as one of a different dtype.
 
         Args:
             buffer: An array of shape `(elements,)`, like this bucket's.

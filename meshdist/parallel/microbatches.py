@@ -44,7 +44,7 @@ def split_microbatches(batch: Any, num_microbatches: int, name: str = "batch") -
             raise ValueError(
                 f"{leaf_name} has {rows} rows, which would be {rows - below} micro-batches of {larger} and"
                 f" {num_microbatches - (rows - below)} of {smaller}; micro-batches must be equal: pass"
-                f" {f'{below} or ' if below else ''}{below + num_microbatches} rows, or use another number of"
+                f" {f'{below} or ' if below else ''}{below + num_microbatches} rows, or use a different number of"
                 " micro-batches"
             )
     return [

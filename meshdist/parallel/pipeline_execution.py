@@ -52,7 +52,7 @@ class _Leaves:
 
         Raises:
             TypeError: It is no tree of arrays.
-            ValueError: There is no array in this place of the value, or one of another dtype or shape.
+            ValueError: There is no array in this place of the value, or one of a different dtype or shape.
         """
         name = f"d{self._name}"
         for place, (dtype, shape) in _Leaves(gradient, name)._at.items():

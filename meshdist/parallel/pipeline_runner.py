@@ -61,7 +61,7 @@ class PipelineRunner:
 
     Raises:
         TypeError: A stage is not a `PipelineStage`.
-        ValueError: A stage is missing or is another rank's, the group has another size than the schedule, or there is
+        ValueError: A stage is missing or is another rank's, the group and the schedule differ in size, or there is
             no loss or backward for a schedule that goes backward; raised on all ranks, naming the rank.
         ScheduleError: The schedule does not pass its `check`, or the ranks have different ones; raised on all ranks.
 
@@ -126,7 +126,7 @@ class PipelineRunner:
             Outputs, losses and gradients; see `PipelineStep`.
 
         Raises:
-            ValueError: The micro-batches would be unequal, or a result of a stage has another shape than for earlier
+            ValueError: The micro-batches would be unequal, or a result of a stage has a different shape from earlier
                 ones. The other ranks raise DistBackendError, which names the cause.
             FloatingPointError: At debug level DETAIL, a stage returned NaN or infinity.
             DistError: Another rank failed, or a message did not arrive within the timeout.

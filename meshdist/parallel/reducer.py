@@ -45,8 +45,8 @@ class GradientReducer(Joinable):
     the same steps: `ready` for every parameter, in any order, and `wait`.
 
     `wait` raises the errors of any rank on all ranks, with the name of the parameter and the rank: a parameter without
-    a gradient, a second `ready`, a gradient of another shape or dtype and, with MESHDIST_DEBUG=DETAIL, NaNs. The group
-    and the reducer can be used afterwards.
+    a gradient, a second `ready`, a gradient of a different shape or dtype and, with MESHDIST_DEBUG=DETAIL, NaNs. The
+    group and the reducer can be used afterwards.
 
     Args:
         named_arrays: The parameters, or arrays like their gradients: a dict by name, or pairs (name, array). Floating

@@ -117,7 +117,7 @@ class ShardedOptimizer(Joinable):
 
         Raises:
             TypeError: A gradient is not an array.
-            ValueError: A gradient is missing, or has another shape or dtype; nothing is sent.
+            ValueError: A gradient is missing, or has a different shape or dtype; nothing is sent.
             DistBackendError: A rank failed.
         """
         if gradients is not None:
@@ -173,7 +173,7 @@ class ShardedOptimizer(Joinable):
             state_dict: The whole state, the same on all ranks.
 
         Raises:
-            ValueError: An array is missing, or has another shape than its parameter.
+            ValueError: An array is missing, or has a different shape from its parameter.
         """
         for shard in self._shards:
             shard.state.clear()

@@ -99,7 +99,7 @@ def vocab_parallel_cross_entropy(logits: Any, targets: Any, *, axis: GroupLike, 
         TypeError: `logits` is not an array of a floating dtype, `targets` are not integers, or an argument is a
             DTensor.
         ValueError: A target is outside of the vocabulary, or blocks are not equal without `vocab_size`: on all ranks.
-            `logits` is not this rank's block, or `targets` has another shape.
+            `logits` is not this rank's block, or `targets` has a different shape.
 
     Example:
         >>> import numpy as np, meshdist

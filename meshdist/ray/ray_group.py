@@ -151,7 +151,7 @@ def register(timeout: Timeout | None = None, join_timeout: Timeout | None = None
         join_timeout: How long a new group waits for its ranks to come. Three minutes by default, as Ray's NCCL.
 
     Raises:
-        TypeError: A timeout has another type.
+        TypeError: A timeout has a different type.
         ValueError: A timeout is negative.
     """
     timeouts = seconds(timeout, RayGroup.timeout_s), seconds(join_timeout, RayGroup.join_timeout_s)

@@ -76,11 +76,11 @@ class AlertError(TlsError):
 
 
 class OtherSecretAlert(AlertError):
-    """Report an alert which says that this side has the certificate of another secret."""
+    """Report an alert which says that this side has the certificate of a different secret."""
 
 
 class OtherSecretError(TlsError):
-    """Report that the other side has the certificate of another secret."""
+    """Report that the other side has the certificate of a different secret."""
 
 
 class TlsFiles(NamedTuple):

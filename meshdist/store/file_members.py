@@ -78,7 +78,7 @@ class Members:
         return len(self._all) >= world_size and bool(self._left)
 
     def are_of_another_job(self, member: Member) -> bool:
-        """Return True if the users have another secret than `member`."""
+        """Return True if the users have a different secret than `member`."""
         return any(other.job != member.job for other in self._all.values())
 
     def refusal(self, member: Member, world_size: int) -> str | None:

@@ -19,7 +19,7 @@ from meshdist.system.versions import versions
 DIRECTORY = "MESHDIST_CACHE_DIR"
 """Where the choices are remembered, instead of the user's cache directory."""
 
-# The meaning and the speed of the ways, and what was measured: choices of another version are ignored.
+# The meaning and the speed of the ways, and what was measured: choices of a different version are ignored.
 _VERSION = 4
 _log = logging.getLogger("meshdist")
 _told: set[str] = set()

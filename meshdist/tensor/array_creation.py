@@ -196,7 +196,7 @@ def _like(name: str, prototype: Any, dtype: Any, shape: Any, device: Any) -> tup
 
 
 def _of_another_shape(layout: ArrayLayout, shape: tuple[int, ...]) -> ArrayLayout:
-    """Return the layout of an array of another shape: sharded in blocks of equal size, along the dimensions it has."""
+    """Return the layout of an array of a different shape: in blocks of equal size, along the dimensions it has."""
     placements = [
         Shard(placement.dim) if isinstance(placement, Shard) and placement.dim < len(shape) else REPLICATE
         for placement in layout.placements

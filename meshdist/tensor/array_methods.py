@@ -52,7 +52,7 @@ class ArrayMethods:
         return self._call(np.swapaxes, axis1, axis2)
 
     def reshape(self, *shape: Any, **kwargs: Any) -> Any:
-        """Return the array with another shape, where no element changes its rank; see `numpy.ndarray.reshape`."""
+        """Return the array with a different shape, where no element changes its rank; see `numpy.ndarray.reshape`."""
         return self._call(np.reshape, shape[0] if len(shape) == 1 else shape, **kwargs)
 
     def ravel(self, order: Any = "C") -> Any:
@@ -74,7 +74,7 @@ class ArrayMethods:
         return self._call(np.copy)
 
     def astype(self, dtype: Any, **kwargs: Any) -> Any:
-        """Return a copy of another dtype; see `numpy.ndarray.astype`."""
+        """Return a copy of a different dtype; see `numpy.ndarray.astype`."""
         return method("astype")(self, dtype, **kwargs)
 
     def view(self, type: Any) -> Any:

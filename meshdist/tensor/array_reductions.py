@@ -271,7 +271,7 @@ def _passes(
     """Return whether pending reductions need not be computed first: where the order of the two does not matter."""
     ops = set(layout.pending.values())
     if dtype != result_dtype and not (dtype.kind in "fc" and result_dtype.kind in "fc"):
-        return not ops  # in another dtype, integers would wrap otherwise
+        return not ops  # in a different dtype, integers would wrap otherwise
     if op == "sum" and initial in (NOT_GIVEN, None):
         return ops <= {"sum", "avg"}
     return ops <= {op}

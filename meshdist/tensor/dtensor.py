@@ -122,7 +122,7 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
                 return the same block on all ranks that hold the same part.
 
         Raises:
-            ValueError: A block of another shape.
+            ValueError: A block of a different shape.
 
         Example:
             >>> import numpy as np, meshdist
@@ -302,7 +302,7 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
         return wrap(local, target, self._mesh, self._origin if target.pending else None)
 
     def _moved(self, target: ArrayLayout) -> Any:
-        """Return this rank's block of another layout of the array; of the same layout, the block itself."""
+        """Return this rank's block of a different layout of the array; of the same layout, the block itself."""
         return move(self._local, self._layout, target, self._mesh, self._origin)
 
     @explaining

@@ -185,7 +185,7 @@ _shift(np.fft.ifftshift)
 
 @lru_cache(maxsize=10_000)
 def resized(layout: ArrayLayout, dim: int, rows: int) -> ArrayLayout:
-    """Return the layout with another number of rows of `dim`, which the same axes cut into blocks of chunks."""
+    """Return the layout with a different number of rows of `dim`, which the same axes cut into blocks of chunks."""
     if rows == layout.shape[dim]:
         return layout
     shape = (*layout.shape[:dim], rows, *layout.shape[dim + 1 :])

@@ -94,8 +94,8 @@ def map_overlap(
         A DTensor of the shape and placements of `x`.
 
     Raises:
-        ValueError: The result has another shape than the argument, a width is negative, or there is not one for each
-            dimension.
+        ValueError: The result has a different shape from the argument, a width is negative, or there is not one for
+            each dimension.
 
     Example:
         >>> import numpy as np, meshdist
@@ -119,7 +119,7 @@ def map_overlap(
     if result.shape != block.shape:
         raise ValueError(
             f"map_overlap: fn must return an array of the shape of its argument, got {result.shape} for"
-            f" {block.shape}; use halo, and DTensor.from_local for results of another shape"
+            f" {block.shape}; use halo, and DTensor.from_local for results of a different shape"
         )
     trimmed = without_ghosts(widths, rings, layout.index(coordinate_in(x.mesh)))
     return wrap(array_module(x.mesh).ascontiguousarray(result[trimmed]) if x.ndim else result, layout, x.mesh)

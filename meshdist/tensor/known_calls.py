@@ -30,7 +30,7 @@ _localizers: dict[Any, Localizer] = {}
 
 
 class _Changes(threading.local):
-    """How many operands this thread had to bring to another layout."""
+    """How many operands this thread had to bring to a different layout."""
 
     count = 0
 

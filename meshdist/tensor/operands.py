@@ -95,8 +95,8 @@ def origin_among(operands: Sequence[Any], layout: ArrayLayout) -> Origin:
 def may_pass(operands: Sequence[Any], dtype: Any) -> bool:
     """Return whether the pending reductions among `operands` may be computed after these become `dtype`.
 
-    In integers a sum wraps where that of what they become in another dtype would not, so the dtype must stay. Floats
-    may become wider, or complex where the reduction is defined for that.
+    In integers a sum wraps where that of what they become in a different dtype would not, so the dtype must stay.
+    Floats may become wider, or complex where the reduction is defined for that.
     """
     for operand in operands:
         if not isinstance(operand, DTensor) or not operand.layout.pending or operand.dtype == dtype:

@@ -43,7 +43,7 @@ def copy(a: DTensor, order: str = "K", subok: bool = False) -> DTensor:
 def astype(
     x: DTensor, dtype: Any, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True
 ) -> DTensor:
-    """Return the array in another dtype; see `numpy.ndarray.astype`.
+    """Return the array in a different dtype; see `numpy.ndarray.astype`.
 
     A pending reduction passes from a float dtype to a wider one, and is computed before it is narrowed or rounded.
     """

@@ -19,13 +19,13 @@ from meshdist.tensor.known_calls import localizes, on_blocks
 from meshdist.tensor.operands import require
 from meshdist.tensor.placements import Replicate, Shard
 
-# ---- Dimensions in another order, and new ones
+# ---- Dimensions in a different order, and new ones
 
 
 def _with_dims(layout: ArrayLayout, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ArrayLayout:
     """Return the layout of what `function` makes, which moves dimensions and adds some of one row.
 
-    It is asked where the dimensions go: each of a small array has another number of rows, from 2 on.
+    It is asked where the dimensions go: each of a small array has a different number of rows, from 2 on.
     """
     asked = np.broadcast_to(np.int8(0), range(2, layout.ndim + 2))
     sources = [rows - 2 if rows > 1 else None for rows in function(asked, *args, **kwargs).shape]
@@ -123,7 +123,7 @@ def broadcast_arrays(*args: Any, subok: bool = False) -> Any:
 def reshape(
     a: Any, /, shape: Any = None, order: str = "C", *, newshape: Any = None, copy: bool | None = None
 ) -> DTensor:
-    """Return the array with another shape, where no element changes its rank; see `numpy.reshape`.
+    """Return the array with a different shape, where no element changes its rank; see `numpy.reshape`.
 
     The elements stay where they are if each sharded dimension is the outermost of those that are split or merged with
     it, and blocks are of whole rows of the result.
@@ -180,7 +180,7 @@ def _check_order(name: str, order: str, known: str, ndim: int) -> None:
 
 
 def _whole_shape(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape with its -1 replaced; raise as NumPy for one of another size."""
+    """Return a shape with its -1 replaced; raise as NumPy for one of a different size."""
     size = math.prod(old)
     if sum(rows < 0 for rows in new) > 1:
         raise ValueError("can only specify one unknown dimension")
@@ -193,7 +193,7 @@ def _whole_shape(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _cuts_of_shape(layout: ArrayLayout, shape: tuple[int, ...]) -> tuple[list[Cut | None], ArrayLayout]:
-    """Return the cuts of the array in another shape, and the layout in which it has to lie for that."""
+    """Return the cuts of the array in a different shape, and the layout in which it has to lie for that."""
     cuts: list[Cut | None] = [None] * len(shape)
     if 0 in shape:
         return cuts, layout  # every rank has all that there is

@@ -60,7 +60,7 @@ def calibrate(seconds: float = 10.0, topology: Any = "auto", *, max_bytes: int =
         The model, with the same curves on every rank.
 
     Raises:
-        ValueError: There is no world, or only one rank; the topology has another number of ranks; `seconds` or
+        ValueError: There is no world, or only one rank; the topology has a different number of ranks; `seconds` or
             `max_bytes` are too small.
 
     Example:

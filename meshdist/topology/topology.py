@@ -172,7 +172,7 @@ class Topology:
 
         Raises:
             ValueError: A string that is neither "auto" nor the path of a TOML file, or an invalid description.
-            TypeError: An argument of another type.
+            TypeError: An argument of a different type.
         """
         if isinstance(topology, Topology):
             return topology

@@ -398,7 +398,7 @@ def _unzipped(pairs: list[tuple[Array, Array]], places: list[int]) -> tuple[list
 def _all_reduce_sparse(group: ProcessGroup, tensor: Any, op: Op) -> None:
     """Replace a tensor of layout `torch.sparse_coo` by its sum over the group.
 
-    Each rank may have other entries, and another number of them. The sum is made in the order of the ranks.
+    Each rank may have other entries, and a different number of them. The sum is made in the order of the ranks.
 
     Raises:
         ValueError: The reduction is not SUM.

@@ -84,7 +84,7 @@ for (dp, tp), ranks in runs.items():
     print(f"mesh {dp} x {tp}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, {accuracy:.1%} of the held out digits right")
 
 # %% [markdown]
-# The loss curves coincide, up to rounding: the sums are computed in another order.
+# The loss curves coincide, up to rounding: the sums are computed in a different order.
 
 # %%
 figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")

@@ -73,7 +73,7 @@ for name, each in (("even", even), ("a slow last stage", uneven)):
 # ## A schedule by hand
 #
 # A schedule has a row for each rank, and an action in each cell: stage, kind, micro-batch. This one looks harmless, but
-# rank 1 takes the micro-batches in another order than rank 0 gives them:
+# rank 1 takes the micro-batches in a different order from that in which rank 0 sends them:
 
 # %%
 try:

@@ -56,7 +56,8 @@ tell(program)
 # ## Calls that disagree
 #
 # Ranks compare their calls while they wait for each other: the name, the dtype, the number of elements, the op and the
-# root. With other libraries, calls that differ hang or give garbage; here an error shows both calls and their lines.
+# root, and in `all_reduce`, `reduce`, `broadcast` and `scan` the shape. With other libraries, calls that differ hang or
+# give garbage; here an error shows both calls and their lines.
 
 
 # %% varies
@@ -80,7 +81,7 @@ def program():
 tell(program, ranks=2)
 
 # %% [markdown]
-# ## The same calls, in another order
+# ## The same calls, in a different order
 #
 # On one group that is a disagreement as above. On two groups it is a deadlock: rank 0 waits in the first group for
 # rank 1, which waits in the second one for rank 0. Ranks that have waited for a second check each other's state: once
@@ -102,8 +103,8 @@ tell(program, ranks=2)
 # %% [markdown]
 # ## Everybody receives first
 #
-# A ring in which all ranks receive before they send. `irecv` and `isend`, or one rank that sends first, are
-# the remedy.
+# A ring in which all ranks receive before they send. `sendrecv` and `mesh.shift` do both at once;
+# `irecv` before `isend`, or one rank that sends first, helps as well.
 
 
 # %% varies

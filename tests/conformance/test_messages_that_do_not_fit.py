@@ -39,7 +39,7 @@ def without_call(words):
 
 
 def shifted(is_known):
-    """Each rank has an array of another length, in the first call or in a later one."""
+    """Each rank has an array of a different length, in the first call or in a later one."""
     mesh = dist.DeviceMesh.from_group(dist.new_group(), "cpu", mesh_dim_names=("x",))
     rank = mesh.get_local_rank()
     for _ in range(5 * is_known):
@@ -131,7 +131,8 @@ def test_ranks_that_disagree_in_what_an_array_does_not_tell(worlds, backend, nam
     begin = "sent an array in a call that differs from this one: "
     differences = [words.partition(begin)[2].partition("; all ranks along ")[0] for words in told if begin in words]
     assert differences, told
-    assert set(differences) <= DIFFERENCES.get(name, {"the array has another shape, or an argument has another value"})
+    other = "the array has a different shape, or an argument a different value"
+    assert set(differences) <= DIFFERENCES.get(name, {other})
 
 
 def with_a_message():

@@ -129,7 +129,7 @@ def test_all_send_before_they_receive(world_of_several, num_bytes):
 
 
 def several_outstanding(num_bytes):
-    # Of one source and tag, waited for in another order, with arrays between.
+    # Of one source and tag, waited for in a different order, with arrays between.
     rank, size = dist.get_rank(), dist.get_world_size()
     if rank == 0:
         works = [dist.isend_object_list([n, text(num_bytes, n)], size - 1, tag=9) for n in range(4)]

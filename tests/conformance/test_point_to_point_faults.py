@@ -45,7 +45,7 @@ def test_wrong_arguments_are_raised_by_the_call(world_of_2):
 
 
 def misfit(num_bytes, asynchronous):
-    # The receiver's array is of another size: an error on both sides, at the next call where the message was buffered.
+    # The receiver's array is of a different size: an error on both sides, at the next call if it was buffered.
     group, rank = dist.new_group(), dist.get_rank()
     if rank == 0:
         x = np.zeros(num_bytes, np.uint8)

@@ -248,7 +248,7 @@ def test_who_is_missing_and_what_was_ignored_is_said(air):
         meet(discovery, -1, 3, Deadline(0.8))
     message = str(raised.value)
     assert re.search(r"\(3 ranks\): 1 rank joined within 0.8 s \(pid \d+ on .*\); 2 missing", message)
-    assert "datagrams of strangers or jobs with another secret were ignored (" in message
+    assert "datagrams of strangers or jobs with a different secret were ignored (" in message
     assert "datagrams of group_name 'another job' were ignored (" in message
     assert "datagrams of other hosts were ignored (" in message
     assert "without MESHDIST_SECRET only processes of this host are looked for" in message

@@ -342,7 +342,7 @@ def test_the_next_group_begins_with_what_was_measured(pair, tmp_path):
     ways = content["choices"]["2"]
     # As another machine would have chosen.
     ways["broadcast float32 2097152"] = "written by the sender"
-    ways["all_reduce sum float32 2097152"] = "a way of another version"
+    ways["all_reduce sum float32 2097152"] = "a way of a different version"
     path.write_text(json.dumps(content))
     for kinds in pair.run(remembered_choices, str(tmp_path), "on"):
         ways, chosen, measured = kinds["broadcast"]

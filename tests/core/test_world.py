@@ -95,7 +95,7 @@ def test_second_init_and_second_destroy(worlds):
 
 WRONG = {
     "unknown backend": ({"backend": "fast"}, ValueError, "unknown backend 'fast'; choose from .*gloo.*threads"),
-    "backend of another type": ({"backend": 3}, TypeError, "backend must be .*3|backend must be .*int"),
+    "backend of a different type": ({"backend": 3}, TypeError, "backend must be .*3|backend must be .*int"),
     "unknown scheme": (
         {"init_method": "foo://x"},
         ValueError,
@@ -124,7 +124,7 @@ WRONG = {
     "no rank over tcp": ({"init_method": "tcp://127.0.0.1:9"}, ValueError, "rank and world_size missing"),
     "rank alone": ({"rank": 0}, ValueError, "MASTER_ADDR, MASTER_PORT, WORLD_SIZE are missing.*meshrun"),
     "size alone": ({"world_size": 1}, ValueError, "MASTER_ADDR, MASTER_PORT, RANK are missing.*meshrun"),
-    "timeout of another type": (
+    "timeout of a different type": (
         {"timeout": "soon"},
         TypeError,
         "timeout must be a timedelta or a number of seconds, got str",

@@ -181,7 +181,7 @@ ROWS = dict(array_rows()) | {
         ValueError,
         "dim 0 of input.*multiple of 3 ranks.*4.*split sizes",
     ),
-    "all_to_all_single: output of another shape": (
+    "all_to_all_single: output of a different shape": (
         lambda: dist.all_to_all_single(x(6), x(3)),
         ValueError,
         r"output.*shape of input.*\(3,\).*got \(6,\)",

@@ -218,7 +218,7 @@ def carry_out(parts: list[Part]) -> None:
         assert len(kinds) < 2, f"the calls of the ranks disagree: {kinds}"
         result = outcome(part, inputs)
         if result is not None and part.recv and part.recv[0]:
-            assert at(part.recv).size == result.size, "a message of another size"
+            assert at(part.recv).size == result.size, "a message of a different size"
             at(part.recv)[...] = result
 
 

@@ -41,7 +41,7 @@ def messages(on: Side) -> None:
 
 
 def tags(on: Side) -> None:
-    """Rank 0 sends three messages; the last rank takes them in another order.
+    """Rank 0 sends three messages; the last rank takes them in a different order.
 
     The sends are started, not made: Gloo's `send` waits for the receiver, however short the message.
     """

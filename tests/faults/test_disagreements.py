@@ -249,7 +249,7 @@ MISFITS = {
     "another dtype of other size": (ones(4, "float64"), ones(8)),
     "large and longer": (ones(50_000), ones(40_000)),
     "large and shorter": (ones(40_000), ones(50_000)),
-    "large, of another dtype": (ones(40_000), ones(40_000, "int32")),
+    "large, of a different dtype": (ones(40_000), ones(40_000, "int32")),
     "small for a large array": (ones(3), ones(40_000)),
     "large for a small array": (ones(40_000), ones(3)),
     "empty": (ones(0), ones(1)),

@@ -70,7 +70,7 @@ def test_errors_of_mpi_say_what_mpi_says(mpi_world):
 
 
 def many_groups(count):
-    # All used for the first time at once, in another order on each rank, and given back.
+    # All used for the first time at once, in a different order on each rank, and given back.
     rank, size = dist.get_rank(), dist.get_world_size()
     groups = [dist.new_group() for _ in range(count)]
     works = {}

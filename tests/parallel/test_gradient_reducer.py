@@ -52,7 +52,7 @@ def test_every_gradient_becomes_the_mean_over_the_ranks(size, bucket_bytes):
         reducer = GradientReducer(arrays_of(), bucket_bytes=bucket_bytes, first_bucket_bytes=8)
         names = list(SHAPES)
         for step in range(3):
-            np.random.default_rng([step, rank]).shuffle(names)  # every rank in another order
+            np.random.default_rng([step, rank]).shuffle(names)  # every rank in a different order
             for name in names:
                 if rank % 2:
                     reducer.gradients[name][...] = gradient_of(name, step, rank)

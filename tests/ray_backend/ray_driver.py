@@ -200,7 +200,7 @@ def main(program: str) -> dict[str, Any]:
     said["other backend"] = ray.get(d.other_backend.remote(), timeout=TIMEOUT_S)
     said["secrets"] = on_all(actors, "environment")
 
-    # Declared by the driver, and made by the first call of each actor; ranks in another order.
+    # Declared by the driver, and made by the first call of each actor; ranks in a different order.
     collective.create_collective_group([c, d], 2, [1, 0], "MESHDIST", "declared")
     said["declared"] = on_all([c, d], "sum", "declared")
     said["both groups"] = [on_all(actors[:3], "sum", "three"), on_all([c, d], "sum", "declared")]

@@ -30,7 +30,7 @@ from meshdist.tensor import (
 )
 
 MESHES = {1: [(1,)], 2: [(2,), (1, 2)], 3: [(3,)], 4: [(4,), (2, 2)], 5: [(5,)], 6: [(6,), (2, 3), (3, 2), (1, 2, 3)]}
-# A world runs so many programs, then one with another number of ranks.
+# A world runs so many programs, then one with a different number of ranks.
 _PROGRAMS_OF_A_WORLD = 500
 DTYPES = ("float64", "float32", "int64", "int32", "complex128", "bool", "uint8")
 

@@ -40,10 +40,10 @@ CASES: dict[str, tuple[Callable[[DTensor, int], Any], str, str]] = {
     "an assigned value": (lambda x, rank: assign(x, ..., rank), "({x}, Ellipsis, 0)", "({x}, Ellipsis, 1)"),
     "a number": (lambda x, rank: x * rank, "np.multiply({x}, 0)", "np.multiply({x}, 1)"),
     "a number, in place": (lambda x, rank: x.__iadd__(rank), "np.add({x}, 0, out=({x},))", "np.add({x}, 1, "),
-    "a number of another type": (lambda x, rank: x * (rank or 1.0), "np.multiply({x}, 1.0)", "np.multiply({x}, 1)"),
+    "a number of a different type": (lambda x, rank: x * (rank or 1.0), "np.multiply({x}, 1.0)", "np.multiply({x}, 1)"),
     "a small array": (lambda x, rank: x + np.full(4, rank), "int64 (4,) [0, 0, 0, 0]", "int64 (4,) [1, 1, 1, 1]"),
     "a large array": (lambda x, rank: x + np.full((6, 4), rank), "int64 (6, 4) with ch", "int64 (6, 4) with checksum"),
-    "a large array of another layout in memory": (
+    "a large array of a different layout in memory": (
         lambda x, rank: x + np.full((4, 6), rank, "f4").T,
         "float32 (6, 4) with checksum",
         "float32 (6, 4) with checksum",

@@ -142,7 +142,7 @@ PAIRS = {"dimensions": (Shard(0), Shard(1)), "sizes": (Shard(0, (1, 3)), Shard(0
 
 
 def placed_otherwise(of, pair):
-    """Each rank has another layout of the same blocks' sizes, after all have used both."""
+    """Each rank has a different layout of the same blocks' sizes, after all have used both."""
     mesh = meshdist.DeviceMesh.from_group(meshdist.new_group(), "cpu", mesh_dim_names=("a",))
     whole, call = np.arange(16.0).reshape(4, 4), CALLS[of]
     for placement in PAIRS[pair] * 3:

@@ -59,7 +59,7 @@ def test_quantiles(cases):
             q = QUANTILES[case % 5]
             options = {"axis": axis_of(rng, whole.ndim), "keepdims": bool(case % 2), "method": METHODS[case % 13]}
             functions = [np.quantile, np.percentile]
-            if np.ndim(q) < 2:  # of more, NumPy's result has its dimensions in another order
+            if np.ndim(q) < 2:  # of more, NumPy's result has its dimensions in a different order
                 functions += [np.nanquantile, np.nanpercentile]
             for function in functions:
                 scaled = np.multiply(q, 100) if "percentile" in function.__name__ and np.ndim(q) else q

@@ -407,7 +407,7 @@ def refused(name: str) -> tuple[str, str]:
 
 
 def unsupported(change: str) -> str:
-    """Return what is said where torch is of another version, or lacks something, or is not there."""
+    """Return what is said where torch is of a different version, or lacks something, or is not there."""
 
     def not_there(name: str) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)

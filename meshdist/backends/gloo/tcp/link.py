@@ -224,7 +224,7 @@ class Link:
         if not receive_state.is_open:
             return _NOWHERE
         if receive_state.ranks and (src >= len(receive_state.ranks) or receive_state.ranks[src] != self.rank):
-            raise FrameError(f"a header of rank {src} in a group where it has another number")
+            raise FrameError(f"a header of rank {src} in a group where it has a different number")
         if kind == COLLECTIVE:
             return receive_state.collectives.take(self, header, connection)
         if kind == EAGER:
