@@ -89,7 +89,7 @@ _INSTEAD = {
     **{name: f"write `from meshdist.autograd import {name}`" for name in ("grad", "value_and_grad", "vjp")},
     **{name: f"write `ReduceOp.{name}`" for name in ("AVG", "BAND", "BOR", "BXOR", "MAX", "MIN", "PRODUCT", "SUM")},
     "PROD": "write `ReduceOp.PRODUCT`",
-    "get_local_rank": "`get_node_local_rank()` is the rank on this host, `get_local_rank` of a mesh that along an axis",
+    "get_local_rank": "`get_node_local_rank()` is the rank on this host, `mesh.get_local_rank()` that along an axis",
     "Mesh": "`init_device_mesh` creates a DeviceMesh",
     "make_mesh": '`init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))` creates a mesh',
     "halo_exchange": "it is a method of meshes: write `mesh.halo_exchange(block, width)`",
@@ -112,7 +112,7 @@ _INSTEAD = {
         "a call that has begun is carried out; `wait(timeout)` ends the wait, `abort_process_group` all calls",
     ),
     **dict.fromkeys(
-        ("Work.Free", "Work.free"), "it is not needed: the call is carried out also if its Work is dropped"
+        ("Work.Free", "Work.free"), "it is not needed: the call is carried out even if its Work is dropped"
     ),
     **dict.fromkeys(
         ("Work.Get_status", "Work.get_status"),

@@ -104,7 +104,7 @@ class DistNetworkError(DistError):
 
 
 class PeerConnectionError(DistBackendError, DistNetworkError):
-    """Report a call that failed since a peer cannot be reached, or no more, while its process may still run."""
+    """Report a call that failed because a peer cannot, or can no longer, be reached, while it may still be running."""
 
 
 class DistStoreError(DistError):

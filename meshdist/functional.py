@@ -180,7 +180,7 @@ def broadcast(x: Any, src: int | None = None, group: GroupLike = None, group_src
 
     Raises:
         TypeError: `x` is not an array or a tree, or a dtype is unsupported.
-        ValueError: Both or none of `src` and `group_src` are given, or it is not a member.
+        ValueError: Both or neither of `src` and `group_src` are given, or the source is not a member.
         DistBackendError: A rank failed, or the ranks' calls or trees disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """
@@ -208,7 +208,8 @@ def reduce(
 
     Raises:
         TypeError: `x` is not an array or a tree, or a dtype is unsupported or undefined for `op`.
-        ValueError: Both or none of `dst` and `group_dst` are given, it is not a member, or `op` is unknown.
+        ValueError: Both or neither of `dst` and `group_dst` are given, the destination is not a member, or `op` is
+            unknown.
         DistBackendError: A rank failed, or the ranks' calls or trees disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """

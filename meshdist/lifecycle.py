@@ -82,7 +82,7 @@ def init_process_group(
         DistBackendError: A registered backend could not be created on another rank; that rank raises the original
             error.
         DistNetworkError: The store cannot be reached.
-        DistTimeoutError: Some ranks did not arrive; names them.
+        DistTimeoutError: Some ranks did not arrive; the message names them.
         DistError: Ranks cannot be processes on this system.
     """
     slot = current_slot()

@@ -96,7 +96,7 @@ def device_of(arrays: Sequence[Any]) -> int | None:
     found = {int(array.device.id) for array in arrays}
     if len(found) > 1:
         raise ValueError(
-            f"the arrays are on several GPUs, {', '.join(map(str, sorted(found)))}; a rank has one: bring them there"
+            f"the arrays are on several GPUs, {', '.join(map(str, sorted(found)))}; a rank has one: copy them to it"
         )
     return found.pop() if found else None
 

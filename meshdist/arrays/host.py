@@ -179,8 +179,8 @@ def check_writable(array: Array, name: str, value: Any = None) -> None:
     if not array.flags.writeable:
         if is_copied(value):
             raise TypeError(
-                f"{name} is a {type(value).__name__}, whose elements NumPy gets as a copy, and this call would write"
-                f" that; pass an array, np.array({name})"
+                f"{name} is a {type(value).__name__}, of which NumPy makes a copy, and this call would write to the"
+                f" copy; pass an array, np.array({name})"
             )
         raise ValueError(f"{name} is read-only, and this call writes to it; pass {name}.copy()")
     if not array.flags.c_contiguous and repeats_elements(array):
@@ -195,7 +195,7 @@ def check_apart(arrays: Sequence[Array], name: str) -> None:
     if shared is not None:
         one, other = shared
         raise ValueError(
-            f"{name}[{one}] and {name}[{other}] share memory, and this call writes both; pass arrays that do not"
+            f"{name}[{one}] and {name}[{other}] share memory, and this call writes to both; pass arrays that do not"
         )
 
 

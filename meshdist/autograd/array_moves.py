@@ -135,7 +135,7 @@ def to_local(x: Any, *, grad: str = "identity") -> Any:
             is the gradient of the sum, which is equal on all ranks.
 
     Raises:
-        ValueError: Another `grad`.
+        ValueError: `grad` is unknown.
 
     Example:
         >>> import numpy as np, meshdist
@@ -160,7 +160,7 @@ def full(x: Any, *, grad: str = "identity") -> Any:
             if each uses it for its own part, so that the gradients are added.
 
     Raises:
-        ValueError: Another `grad`.
+        ValueError: `grad` is unknown.
     """
     return _whole(x, checked_grad("full", grad))
 
@@ -170,8 +170,8 @@ def from_local(
 ) -> Any:
     """Return the DTensor whose block on this rank is `local`, with a gradient; see `DTensor.from_local`.
 
-    The gradient of `local` is this rank's block of that of the array; along axes that replicate, or with a pending sum,
-    all ranks have the same.
+    The gradient of `local` is this rank's block of the gradient of the array; along axes that replicate, or with a
+    pending sum, it is the same on all ranks.
     """
     made = DTensor.from_local(_plain(local), mesh, placements, shape)
     return from_block(local, made.layout, mesh)

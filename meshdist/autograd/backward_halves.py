@@ -37,7 +37,7 @@ class BackwardHalves:
         """
         gradients = Tree(dy, "dy")
         if gradients.text != self._y.text:
-            raise ValueError(f"dy must be like y, {self._y.text}, and is {gradients.text}")
+            raise ValueError(f"dy must be like y, {self._y.text}, got {gradients.text}")
         pairs = zip(self._y.leaves, gradients.leaves, strict=True)
         ends = [(y._node, gradient) for y, gradient in pairs if is_on(self._tape, y)]
         self._later = [end for end in ends if not end[0].is_input]

@@ -85,7 +85,7 @@ def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, *, grad: 
 
     Raises:
         TypeError: `x` is not an array or a number, or `op` has no gradient.
-        ValueError: Another `grad`.
+        ValueError: `grad` is unknown.
 
     Example:
         >>> import numpy as np, meshdist
@@ -178,7 +178,7 @@ def all_gather(
     Args:
         x: An array, of one shape and dtype on all ranks. 0-d ones are stacked.
         group: A ProcessGroup or a DeviceMesh; the world if None.
-        axis: The dimension along which they are concatenated. None: they are a list in rank order.
+        axis: The dimension along which the arrays are concatenated. None: return a list, in rank order.
         dim: The same, by torch's name.
         grad: The gradient of `x`. "reduce": the sum over the ranks of their gradients of its block (Varying to
             Replicate); a reduce_scatter. "identity": this rank's block of the gradient of the result, which is the same
@@ -186,7 +186,7 @@ def all_gather(
 
     Raises:
         TypeError: `x` is not an array or a number.
-        ValueError: `x` has no such dimension, both `axis` and `dim` are given, or another `grad`.
+        ValueError: `x` has no such dimension, both `axis` and `dim` are given, or `grad` is unknown.
 
     Example:
         >>> import numpy as np, meshdist
@@ -319,8 +319,9 @@ def all_to_all(
     The gradients of the blocks are sent back (Varying to Varying), by an all_to_all.
 
     Args:
-        x: An array that is split, and whose blocks are concatenated, along `axis`; or a list of an array for each rank,
-            and then a list is returned. The array from rank i has the shape of `x[i]`.
+        x: An array that is split along `axis`, along which the received blocks are concatenated; or a list with an
+            array for each rank, for which a list is returned. In that list, the array from rank i has the shape of
+            `x[i]`.
         group: A ProcessGroup or a DeviceMesh; the world if None.
         output_split_sizes: The rows of the block from each rank. None: equal blocks.
         input_split_sizes: The rows of the block for each rank. None: equal blocks.
@@ -329,8 +330,8 @@ def all_to_all(
 
     Raises:
         TypeError: `x` is not an array.
-        ValueError: That dimension is missing, both `axis` and `dim` are given, or the blocks do not fit; a list of
-            another length than the group's size.
+        ValueError: That dimension is missing, both `axis` and `dim` are given, or the blocks do not fit; or the length
+            of a list is not the group's size.
 
     Example:
         >>> import numpy as np, meshdist

@@ -67,8 +67,8 @@ def value_and_grad(fun: Callable[..., Any], argnum: Argnum = 0) -> Callable[...,
             complex dtypes.
 
     Returns:
-        A function that returns `fun`'s value and the gradient, of the structure of the argument; of several arguments
-        a tuple.
+        A function that returns the value of `fun` and the gradient, which has the structure of the argument; for
+        several arguments, a tuple of gradients.
 
     Raises:
         TypeError: The function was called with an integer array, or `fun` returned no real number; or an operation has

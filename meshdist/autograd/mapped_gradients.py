@@ -51,8 +51,8 @@ def local_map(
 
     Raises:
         TypeError: `meshdist.tensor.local_map` raises it, or a gradient has a different kind of dtype.
-        ValueError: `meshdist.tensor.local_map` raises it, or `vjp` returned a gradient of a different shape, or another
-            number of them.
+        ValueError: `meshdist.tensor.local_map` raises it, or `vjp` returned a gradient of a different shape, or the
+            wrong number of gradients.
         PlacementError: `meshdist.tensor.local_map` raises it.
 
     Example:

@@ -47,7 +47,7 @@ _PERMUTE = Collective("permute", _permuted, _pull_permute)
 
 @with_vjp
 def permute(x: Any, perm: int | Sequence[tuple[int, int]], group: GroupLike = None) -> Any:
-    """Send `x` to one rank and return the array of another; zeros on a rank that no other sends to.
+    """Send `x` to one rank and return the array received from another, or zeros if no rank sends to this one.
 
     The gradient of `x` is received from the rank that has it (Varying to Varying), by messages in the opposite
     direction.

@@ -314,8 +314,8 @@ class Backend:
         has_messages = type(self).send is not Backend.send and type(self).recv is not Backend.recv
         if not has_messages and not hasattr(self, collective.native):
             raise DistBackendError(
-                f"{call.error_prefix}: {type(self).__name__} does not carry it out: it has neither a method"
-                f" {collective.native}(call) nor send and recv to run the default algorithm over"
+                f"{call.error_prefix}: {type(self).__name__} cannot carry out this call: it has neither a method"
+                f" {collective.native}(call) nor send and recv, which the default algorithm needs"
             )
 
     def prepare(self, call: Call) -> Plan:

@@ -185,7 +185,7 @@ def _who_came(world: Store, world_size: int, when: str, *, is_waiting: bool = Fa
     came = [n for n in range(world_size) if world.check([f"card/{n}"])]
     words = shortfall(world, world_size, [n for n in range(world_size) if n not in came], when, is_waiting=is_waiting)
     dead = [
-        f"rank {n} (pid {card.pid} on {card.host_name}) came, and has ended"
+        f"rank {n} (pid {card.pid} on {card.host_name}) arrived, and has since ended"
         for n in came
         if (card := _card_of_dead(world, n))
     ]
@@ -342,7 +342,7 @@ def shortfall(store: Store, world_size: int, missing: Sequence[int], when: str, 
     if not missing and is_waiting:
         return f"all {world_size} ranks have arrived, and are about to go on {when}"
     if not missing:
-        return f"all {world_size} ranks came {when}, but not at one time: some gave up before the others arrived"
+        return f"all {world_size} ranks came {when}, but not at the same time: some gave up before the others arrived"
     there = world_size - len(missing)
     came = f"{there} of {counted(world_size, 'rank')} {joined(there, is_waiting=is_waiting)} {when}"
     if launched := started_by_meshrun(store, missing):

@@ -55,10 +55,10 @@ def rendezvous(
     Args:
         url: A URL whose scheme has a handler.
 
-            - `env://` reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; those that are not set are found out from
-              what Slurm, Open MPI, MPICH or Kubernetes set. Where torchrun keeps that port for a store of torch, the
-              ranks of one host meet in a file of their own. In a rank of `spawn`, a world of more ranks than that call
-              has started meets at the MASTER_ADDR and MASTER_PORT that the caller of `spawn` has set.
+            - `env://` reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; those that are not set are derived from the
+              variables that Slurm, Open MPI, MPICH or Kubernetes set. Where torchrun keeps that port for a store of
+              torch, the ranks of one host meet in a file of their own. In a rank of `spawn`, a world of more ranks than
+              that call has started meets at the MASTER_ADDR and MASTER_PORT that the caller of `spawn` has set.
             - `tcp://host:port` names the host and port at which rank 0 hosts the store.
             - `tcp://239.1.2.3:port`, or another multicast address: the ranks find each other on the local network.
             - `file:///path` names a file that all ranks can reach.
@@ -69,7 +69,7 @@ def rendezvous(
         rank: This process's rank, or -1 if `url` gives it, or it is to be assigned.
         world_size: The number of ranks, or -1 if `url` gives it.
         timeout: How long to wait for the store, and the store's default: a timedelta or seconds.
-        group_name: Which of several jobs that meet at one multicast address or file. A handler gets it in the URL's
+        group_name: Distinguishes jobs that meet at the same multicast address or file. A handler gets it in the URL's
             query, where it may also be given: `?group_name=job`.
 
     Raises:

@@ -195,9 +195,9 @@ class _Wanted:
             given = leaf if isinstance(leaf, DTensor) else on_host(leaf, name)
         if (stored.shape, stored.dtype) != (given.shape, name_of(given.dtype)):
             raise CheckpointError(
-                f"{self._opened.folder / stored.file}: array {name!r} is {stored.dtype} of shape {stored.shape}, and"
-                f" like has {given.dtype} of shape {given.shape}; make like as the checkpoint is, and convert what is"
-                " loaded"
+                f"{self._opened.folder / stored.file}: array {name!r} is {stored.dtype} of shape {stored.shape}, but"
+                f" like has {given.dtype} of shape {given.shape}; describe in like what the checkpoint has, and convert"
+                " the loaded array"
             )
         if self._in_place:
             self._check_memory(name, leaf)

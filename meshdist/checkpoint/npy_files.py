@@ -56,4 +56,6 @@ def check_header(path: Path, stored: StoredArray) -> None:
         raise CheckpointError(f"{path} is damaged: {str(error).splitlines()[0] if str(error) else error!r}") from None
     expected = np.dtype(in_numpy(stored.dtype).name).newbyteorder("<")
     if (shape, in_fortran_order, dtype, begin) != (stored.shape, False, expected, stored.offset):
-        raise CheckpointError(f"{path} is damaged: its header says {dtype} of shape {shape}, the manifest another")
+        raise CheckpointError(
+            f"{path} is damaged: its header says {dtype} of shape {shape}, which differs from the manifest"
+        )

@@ -186,12 +186,12 @@ def _of_index(path: Path) -> Manifest:
         by_name = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         files = sorted(set(by_name.values()))
     except UNREADABLE:
-        raise CheckpointError(f"{path} is damaged, or no index: it has no weight_map") from None
+        raise CheckpointError(f"{path} is damaged, or is not an index: it has no weight_map") from None
     try:
         for file in files:
             check_file_name(file)
     except ValueError as error:
-        raise CheckpointError(f"{path} is damaged, or no index: {error}") from None
+        raise CheckpointError(f"{path} is damaged, or is not an index: {error}") from None
     missing = [file for file in files if not (path.parent / file).is_file()]
     if missing:
         raise CheckpointError(f"{path.parent / missing[0]} is missing: {path.name} names it")

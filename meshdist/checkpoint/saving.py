@@ -228,7 +228,7 @@ def save(
 
     Raises:
         FileExistsError: There is a checkpoint of this step.
-        CheckpointError: Another job saves into the folder, or has since this one's last save.
+        CheckpointError: Another job is saving into the folder, or has saved into it since this job's last save.
         OSError: The disk is full, the folder cannot be written, and so on.
         ValueError: Arrays of one name that differ in shape or dtype between ranks, or two arrays of one name; a dry
             run, which has no other ranks.

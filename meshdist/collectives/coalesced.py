@@ -33,7 +33,7 @@ def _check_pairs(call: Call, whole_side: str, block_side: str) -> None:
     names = dict(zip(("send", "recv"), call.collective.names, strict=True))
     if len(wholes) != len(blocks):
         sizes = f"{len(wholes)} and {len(blocks)}"
-        refuse(call, f"{names[whole_side]} and {names[block_side]} must hold as many arrays, got {sizes}")
+        refuse(call, f"{names[whole_side]} and {names[block_side]} must hold the same number of arrays, got {sizes}")
     for place, (whole, block) in enumerate(zip(wholes, blocks, strict=True)):
         check_stacked_pair(call, whole, block, (f"{names[whole_side]}[{place}]", f"{names[block_side]}[{place}]"))
     check_one_dtype(call)

@@ -93,8 +93,8 @@ class CoalescedCalls:
         if self._kind != kind:
             first = f"{self._kind[0].name} with op {self._kind[1]}"
             raise ValueError(
-                f"coalescing_manager takes calls of one kind: the first was {first}, now came {collective.name} with"
-                f" op {op}; use one manager for each kind"
+                f"coalescing_manager takes calls of one kind: the first was {first}, and this one is {collective.name}"
+                f" with op {op}; use one manager for each kind"
             )
         self._pairs.append((send, recv))
         return self if async_op else recv
@@ -166,7 +166,7 @@ def coalescing_manager(
         The calls, to be waited for.
 
     Raises:
-        ValueError: Calls of different kinds, of any other function, or a manager inside one of the same group.
+        ValueError: The calls are of different kinds or of another function, or managers of one group are nested.
         DistError: A call failed; with `async_ops`, `wait` raises it.
     """
     members, calls = resolve(group), CoalescedCalls()

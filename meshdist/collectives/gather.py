@@ -55,8 +55,9 @@ def gather(
 
     Raises:
         TypeError: An argument is not an array, or the dtypes differ or are unsupported.
-        ValueError: Both `dst` and `group_dst` are given, or it is not a member; `gather_list` is given on a rank that
-            is not the destination, is of wrong length, or holds arrays of a wrong shape or that cannot be written.
+        ValueError: Both `dst` and `group_dst` are given, or the destination is not a member; `gather_list` is given on
+            a rank that is not the destination, has the wrong length, or holds arrays that have the wrong shape or
+            cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """

@@ -102,7 +102,7 @@ def broadcast_multigpu(
     """Copy one array of one rank to all arrays of all ranks.
 
     Args:
-        tensor_list: Arrays of one shape and dtype; as many on all ranks.
+        tensor_list: Arrays of one shape and dtype; the same number on all ranks.
         src: Global rank of the source; as a method, its rank in the group or along the mesh.
         group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
@@ -133,7 +133,7 @@ def all_reduce_multigpu(
     """Reduce all arrays of all ranks, in place; every array gets the result.
 
     Args:
-        tensor_list: Arrays of one shape and dtype; as many on all ranks.
+        tensor_list: Arrays of one shape and dtype; the same number on all ranks.
         op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
         group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
@@ -167,7 +167,7 @@ def reduce_multigpu(
     """Reduce all arrays of all ranks into one array of one rank; the others are unchanged.
 
     Args:
-        tensor_list: Arrays of one shape and dtype; as many on all ranks.
+        tensor_list: Arrays of one shape and dtype; the same number on all ranks.
         dst: Global rank of the destination; as a method, its rank in the group or along the mesh.
         op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
         group: A ProcessGroup or a DeviceMesh; the world if None.
@@ -220,7 +220,7 @@ def all_gather_multigpu(
     Args:
         output_tensor_lists: Output: as many lists as inputs; array j of rank k goes to place `k * num_inputs + j` of
             every list, which holds `world_size * num_inputs` arrays.
-        input_tensor_list: Input: arrays of one shape and dtype; as many on all ranks.
+        input_tensor_list: Input: arrays of one shape and dtype; the same number on all ranks.
         group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
 
@@ -267,8 +267,8 @@ def reduce_scatter_multigpu(
     """Reduce the lists of all ranks place by place, and give each array of each rank the result at its place.
 
     Args:
-        output_tensor_list: Output: arrays of one shape and dtype; as many on all ranks. Array j of rank k gets the
-            reduction of all arrays at place `k * num_outputs + j`.
+        output_tensor_list: Output: arrays of one shape and dtype; the same number on all ranks. Array j of rank k gets
+            the reduction of all arrays at place `k * num_outputs + j`.
         input_tensor_lists: Input: as many lists as outputs, each of `world_size * num_outputs` arrays.
         op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
         group: A ProcessGroup or a DeviceMesh; the world if None.

@@ -55,8 +55,8 @@ def send_object_list(
     Raises:
         TypeError: `object_list` is not a list, or an object cannot be pickled; nothing is sent.
         ValueError: Both or neither of `dst` and `group_dst` are given, the receiver is not a member of the group, or
-            `tag` is negative; or the receiver is this rank, which has posted no receive for a message that is too long
-            to be buffered, and would wait for itself.
+            `tag` is negative; or the receiver is this rank, which has posted no receive for the message, and would
+            wait for itself.
         DistBackendError: The receiver failed, or its list is of a different length.
         DistTimeoutError: The message was not received within the group's timeout.
     """
@@ -103,8 +103,8 @@ def recv_object_list(
 
     Raises:
         TypeError: `object_list` is not a list.
-        ValueError: Both `src` and `group_src` are given, it is not a member, or `tag` is negative; or it is this rank,
-            which has sent itself no message, and would wait for itself.
+        ValueError: Both `src` and `group_src` are given, the sender is not a member, or `tag` is negative; or the
+            sender is this rank, which has sent itself no message and would wait for itself.
         DistBackendError: The sender failed, its list is of a different length, or it sent an array.
         DistTimeoutError: No message arrived within the group's timeout.
     """
@@ -193,8 +193,8 @@ def irecv_object_list(
 
     Raises:
         TypeError: A rank or the tag is not an integer.
-        ValueError: Both `src` and `group_src` are given, it is not a member, `tag` is negative, or the group has no
-            backend for arrays on the CPU. The Work raises later errors.
+        ValueError: Both `src` and `group_src` are given, the sender is not a member, `tag` is negative, or the group
+            has no backend for arrays on the CPU. The Work raises later errors.
     """
     members, of = resolve(group), "irecv_object_list"
     if members.rank() < 0:

@@ -150,7 +150,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None)
 
     Raises:
         TypeError: `object_list` is not a list, or `obj` cannot be pickled; nothing is sent.
-        ValueError: It is of wrong length.
+        ValueError: `object_list` has the wrong length.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """
@@ -186,11 +186,11 @@ def gather_object(
         group_dst: The destination's rank in the group, instead of `dst`. Without either it is the group's first rank.
 
     Returns:
-        `object_gather_list`, which is None elsewhere than on the destination.
+        `object_gather_list`, which is None except on the destination.
 
     Raises:
         TypeError: `object_gather_list` is not a list on the destination, or `obj` cannot be pickled; nothing is sent.
-        ValueError: It is of wrong length, or given on a rank that is not the destination.
+        ValueError: `object_gather_list` has the wrong length, or is given on a rank that is not the destination.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """

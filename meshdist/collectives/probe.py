@@ -57,8 +57,8 @@ class MessageInfo(NamedTuple):
             dtype: The dtype of the elements; that of the array that was sent if None.
 
         Raises:
-            ValueError: The message is not a whole number of such elements, or has objects and no elements; or `dtype`
-                is None and not known.
+            ValueError: The message is not a whole number of such elements, or is a list of objects, which has no
+                elements; or `dtype` is None and the dtype of the message is not known.
         """
         if self.num_objects is not None:
             if dtype is not None:
@@ -132,7 +132,7 @@ def probe(
         TypeError: A rank or the tag is not an integer.
         ValueError: Both `src` and `group_src` are given, the sender is not a member of the group, `tag` is negative, or
             the sender is this rank and has sent itself no such message.
-        DistBackendError: The sender failed; or the backend does not support probing, such as nccl.
+        DistBackendError: The sender failed; or the backend, such as nccl, does not support probing.
         DistTimeoutError: No message arrived within the group's timeout.
 
     Example:

@@ -53,9 +53,10 @@ def scan(tensor: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: 
 def exscan(tensor: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False) -> Any:
     """Reduce `tensor` over the ranks before this one, in place: MPI's Exscan.
 
-    Rank r gets the reduction of the arrays of ranks 0 to r - 1, in rank order: where its part begins, if the arrays are
-    the lengths of parts. Rank 0 gets the identity of `op`: 0 for SUM, 1 for PRODUCT, the largest value of the dtype for
-    MIN (infinity, where it has one), the smallest for MAX, all bits set for BAND, none for BOR and BXOR.
+    Rank r gets the reduction of the arrays of ranks 0 to r - 1, in rank order: if the arrays are the lengths of parts,
+    this is where the part of rank r begins. Rank 0 gets the identity of `op`: 0 for SUM, 1 for PRODUCT, the largest
+    value of the dtype for MIN (infinity, where it has one), the smallest for MAX, all bits set for BAND, none for BOR
+    and BXOR.
 
     Args:
         tensor: An array; all ranks must pass the same shape and dtype.

@@ -54,8 +54,9 @@ def scatter(
 
     Raises:
         TypeError: An argument is not an array, or the dtypes differ or are unsupported.
-        ValueError: Both `src` and `group_src` are given, or it is not a member; `scatter_list` is given on a rank that
-            is not the source, is of wrong length, or holds arrays of a wrong shape; `tensor` cannot be written.
+        ValueError: Both `src` and `group_src` are given, or the source is not a member; `scatter_list` is given on a
+            rank that is not the source, has the wrong length, or holds arrays of the wrong shape; `tensor` cannot be
+            written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """

@@ -83,8 +83,8 @@ def send(
     Raises:
         TypeError: `tensor` is not an array, or its dtype is not supported.
         ValueError: Both or neither of `dst` and `group_dst` are given, the receiver is not a member of the group, or
-            `tag` is negative; or the receiver is this rank, which has posted no receive for a message that is too long
-            to be buffered, and would wait for itself.
+            `tag` is negative; or the receiver is this rank, which has posted no receive for the message, and would
+            wait for itself.
         DistBackendError: The receiver failed, or its array does not fit. After a buffered send, the next call raises.
         DistTimeoutError: The message was not received within the group's timeout.
     """
@@ -199,7 +199,8 @@ class P2POp:
         group_peer: The other side's rank in the group, instead of `peer`.
 
     Raises:
-        ValueError: `op` is another function, both ranks are given, or none with `isend`.
+        ValueError: `op` is neither `isend` nor `irecv`, both `peer` and `group_peer` are given, or neither is given for
+            `isend`.
 
     Example:
         >>> import numpy as np
@@ -289,7 +290,7 @@ def sendrecv(
     *,
     recv_tag: int | None = None,
 ) -> int:
-    """Send `send` to one rank, and receive a message from the same or another one into `recv`.
+    """Send `send` to one rank, and receive a message from the same or a different rank into `recv`.
 
     Both messages are transferred at the same time, so ranks that exchange arrays of any size, in pairs or around a
     ring, never deadlock. The other sides may call `sendrecv`, `send` and `recv`, or `isend` and `irecv`; with the

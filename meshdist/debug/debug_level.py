@@ -20,11 +20,11 @@ class DebugLevel(IntEnum):
     """How much is logged.
 
     OFF logs warnings. INFO also logs set-up, groups, connections and their end, and calls that wait for more than a
-    second. DETAIL logs every call: its group, its bytes, and its line. At DETAIL, all collectives of one array or list
-    raise for arrays of equal sizes but different shapes, which at other levels only reductions and broadcasts do, and
-    so do calls of overlapping groups in different orders, and operations on arrays over a mesh that differ between the
-    ranks; these checks need all ranks at DETAIL. Tracebacks of errors of meshdist, under meshrun and in notebooks, have
-    its frames only at DETAIL.
+    second. DETAIL logs every call: its group, its bytes, and its line. DETAIL also finds three mistakes that raise an
+    error: arrays of equal sizes but different shapes in any collective of one array or list (at other levels, only in
+    reductions and broadcasts), calls on overlapping groups in different orders, and operations on arrays over a mesh
+    that differ between the ranks; these checks need all ranks at DETAIL. Under meshrun and in notebooks, the tracebacks
+    of meshdist's errors include its own frames only at DETAIL.
 
     Example:
         >>> from meshdist import DebugLevel

@@ -52,17 +52,16 @@ def flight_recorder(directory: str | os.PathLike[str] | None = None) -> dict[str
         directory: Where to write the state as well, as `rank_<rank>.json`; made if missing. None writes nothing.
 
     Returns:
-        Plain data: `rank`, `world_size`, `host`, `pid`, `time_s`; `shrunk`, how often the world was shrunk;
-        `groups` by name with `label`, `ranks` and the number of `calls`; `stack`, the lines of the rank's
-        thread, `place`, the innermost line of your code, and `in_call`, whether it waits for this package; in a
-        file, `raised` if an exception has ended the rank: `error` and `time_s`, and `stack` is that of it; and
-        `records`, the oldest first. Each has: `group`, its `label`, `sequence` (1 for the group's first
-        collective; messages have their own numbers), `call`, `kind` (collective or message), `text`, `sent`
-        and `received` (dtype and shape of each array), `root` (a rank of the group), `tag`, `created_s`,
-        `started_s` and `completed_s` (seconds since 1970; None for not yet), `timeout_s`, `state` (queued,
-        started, completed or failed), `site` (file and line of the user's call, as train.py:12), `function` and,
-        if it failed, `error`, and `peer` if the end of another rank is the cause: its global `rank`, `exit` and
-        `how`, the same in words.
+        Plain data: `rank`, `world_size`, `host`, `pid`, `time_s`; `shrunk`, how often the world was shrunk; `groups` by
+        name with `label`, `ranks` and the number of `calls`; `stack`, the lines of the rank's thread, `place`, the
+        innermost line of your code, and `in_call`, whether it waits for this package; in a file, if an exception has
+        ended the rank, `raised` with its `error` and `time_s`, and `stack` is that of the exception; and `records`, the
+        oldest first. Each has: `group`, its `label`, `sequence` (1 for the group's first collective; messages have
+        their own numbers), `call`, `kind` (collective or message), `text`, `sent` and `received` (dtype and shape of
+        each array), `root` (a rank of the group), `tag`, `created_s`, `started_s` and `completed_s` (seconds since
+        1970; None for not yet), `timeout_s`, `state` (queued, started, completed or failed), `site` (file and line of
+        the user's call, as train.py:12), `function` and, if it failed, `error`, and `peer` if the end of another rank
+        is the cause: its global `rank`, `exit` and `how`, the same in words.
 
     Raises:
         ValueError: There is no world.

@@ -37,7 +37,8 @@ def versions() -> Iterator[Finding]:
         yield Finding("system", ERROR, why_not, "use meshdist.run here")
     elif sys.platform != "linux":
         text = (
-            f"{sys.platform}: jobs of one host; the gloo backend was never run here, and between hosts it needs Linux"
+            f"{sys.platform}: jobs on one host only; the gloo backend has never been run here, and between hosts it"
+            " needs Linux"
         )
         yield Finding("system", WARNING, text, "compare results with meshdist.run, whose ranks are threads")
 

@@ -43,7 +43,7 @@ def network_interfaces() -> Iterator[Finding]:
         text = ", ".join(f"{name} {address}" for name, address in found.items())
         yield Finding("interfaces", OK, text)
     else:
-        text = "none but loopback: jobs of this host alone"
+        text = "only loopback: jobs can run on this host alone"
         yield Finding("interfaces", NOTE, text, "bring one up, or use --network host, for jobs on several hosts")
 
 

@@ -14,7 +14,6 @@ from meshdist.arrays.device_types import device_type_of
 from meshdist.arrays.host import Array, labelled_dtype, pack
 from meshdist.arrays.plain_numbers import plain_number
 from meshdist.backends.base import Backend
-from meshdist.backends.p2p.eager_messages import eager_bytes
 from meshdist.errors import DistBackendError, DistError, DistTimeoutError
 from meshdist.groups.message_exchanges import Exchanges, known_receive, known_send
 from meshdist.groups.tags_and_probes import MessageGroup
@@ -39,7 +38,6 @@ from meshdist.runtime.plan_cache import remember
 from meshdist.runtime.progress import Job, JobQueue, Progress
 from meshdist.runtime.waiting import Incoming, Waitable
 from meshdist.runtime.work import ReceiptWork, Work, done_work
-from meshdist.system.plurals import counted
 
 # How long a group that is closed waits for the messages that it is to receive.
 _LAST_MESSAGES_S = 5.0
@@ -125,12 +123,11 @@ class PointToPoint(Exchanges):
             return
         given = tensor if request is not None else self._given(error_prefix, tensor, tag)
         array = pack(given)
-        if dst == self._rank and array.nbytes > eager_bytes() and not self._own(backend).awaits(tag):
+        if dst == self._rank and not self._own(backend).awaits(tag):
             isend, irecv = async_calls(tensor)
             raise ValueError(
                 f"{error_prefix}: dst is this rank, {dst}, which has posted no receive with tag {tag}, so the call"
-                f" would wait for itself: a message of {counted(array.nbytes, 'byte')} is too long to be buffered by"
-                f" {of}; post a receive with {irecv} first, or call {isend}, which buffers it"
+                f" would wait for itself; post one with {irecv} first, or call {isend}, which buffers the message"
             )
         record = self.begin_record(of, array, dst, tag, sends=True)
         try:

@@ -313,7 +313,7 @@ class ProcessGroup(CollectiveMethods, Membership):
 
         Raises:
             ValueError: It was closed.
-            DistBackendError: An earlier call on it failed; names the error.
+            DistBackendError: An earlier call on it failed; the message names the error.
         """
         if self._closed is not None:
             advice = "; create another with new_group() or init_process_group()" if self._closed == DESTROYED else ""

@@ -40,7 +40,7 @@ class DryRun:
     Attributes:
         world_size: The number of ranks.
         rank: The simulated rank.
-        ranks_per_host: Ranks 0 to `ranks_per_host` - 1 count as one host, the next as many as another.
+        ranks_per_host: The first `ranks_per_host` ranks count as one host, the next ones as a second host, and so on.
         topology: The placement of ranks on hosts, which replaces `ranks_per_host`; None where not given.
         account: Counts all calls, by label of the group; `account.along(mesh)` counts by axis.
         tables: The keys of the stores that the script has made, by name of the store.
@@ -143,8 +143,8 @@ def dry_run(
 
     Raises:
         TypeError: A number is not an integer.
-        ValueError: `world_size` or `ranks_per_host` is below 1, `rank` is not in the world, the topology has another
-            number of ranks, or both `topology` and `ranks_per_host` are given.
+        ValueError: `world_size` or `ranks_per_host` is below 1, `rank` is not in the world, the topology has a
+            different number of ranks, or both `topology` and `ranks_per_host` are given.
 
     Example:
         >>> import numpy as np

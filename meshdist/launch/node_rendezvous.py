@@ -169,7 +169,7 @@ def _enter(
 def _too_many(rendezvous: NodeRendezvous, hosts: Sequence[str]) -> str:
     return (
         f"at {endpoint(rendezvous.host, rendezvous.port)}, the {len(hosts)} launchers of this job (--nnodes) have "
-        f"already joined, on {', '.join(hosts)}; is this one too many, or the port another job's?"
+        f"already joined, on {', '.join(hosts)}; is this one too many, or does the port belong to another job?"
     )
 
 

@@ -89,8 +89,8 @@ class RankResult:
             return pickle.loads(self.pickled, buffers=self.buffers)
         except Exception as error:  # whatever an object's own code raises
             raise TypeError(
-                f"the result of rank {rank} cannot be unpickled here: {in_words(error)}; install what the ranks import"
-                " here as well, or return arrays, numbers and other plain values"
+                f"the result of rank {rank} cannot be unpickled here: {in_words(error)}; install in this"
+                " environment what the ranks import, or return arrays, numbers and other plain values"
             ) from None
 
 

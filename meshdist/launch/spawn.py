@@ -66,9 +66,9 @@ def spawn(
 
     Raises:
         ProcessRaisedException: A rank raised. It is the first failure that does not follow from another rank's.
-        ProcessExitedException: A rank exited with another status than 0, or was killed.
-        TypeError: `fn` is not callable, or not with a rank and `args`, `args` is not a tuple or list, `nprocs` is not
-            an integer, or `fn` or `args` cannot be pickled.
+        ProcessExitedException: A rank exited with a nonzero status, or was killed.
+        TypeError: `fn` is not callable, or cannot be called with a rank and `args`, `args` is not a tuple or list,
+            `nprocs` is not an integer, or `fn` or `args` cannot be pickled.
         ValueError: `nprocs` is not positive, or more than this host has memory for, or `start_method` is unknown.
         DistError: This system cannot start processes.
     """

@@ -124,7 +124,7 @@ class SpawnContext:
 
         Raises:
             ProcessRaisedException: A rank raised. It is the first failure that does not follow from another rank's.
-            ProcessExitedException: A rank exited with another status than 0, or was killed.
+            ProcessExitedException: A rank exited with a nonzero status, or was killed.
         """
         from meshdist.launch.supervisor import DEFAULT_GRACE_S
 

@@ -47,7 +47,7 @@ def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, time
         The results in rank order.
 
     Raises:
-        TypeError: `fn` is not callable, or not with `args`, or `world_size` is not an integer.
+        TypeError: `fn` is not callable, or cannot be called with `args`, or `world_size` is not an integer.
         ValueError: `world_size` is not positive.
         Exception: The exception of the first rank whose failure does not follow from another. The other ranks end.
 

@@ -57,13 +57,13 @@ class DeviceMesh(MeshExchanges):
         device_type: "cpu" or "cuda", without an index.
         mesh: Global ranks, as nested lists or an integer array, in any arrangement; unique, and inside the world.
         mesh_dim_names: One unique name per axis.
-        backend_override: Axis, by name or index, to the backend its group uses in place of the world's, or
-            to a pair of the backend and its options (`pg_options` of `new_group`).
+        backend_override: A dict that maps an axis, by name or index, to the backend that its group uses in place of the
+            world's, or to a pair of the backend and its options (`pg_options` of `new_group`).
         group: A process group or mesh that contains this mesh: only its ranks create the mesh. The world if None.
 
     Raises:
         ValueError: Ranks repeated or outside the world or the group, names that do not fit, an unknown device type, no
-            default group and an incomplete environment to initialize it from; or another rank created another mesh.
+            default group and an incomplete environment to initialize it from; or another rank created a different mesh.
         TypeError: Ranks that are not integers, names that are not strings.
 
     Example:
@@ -142,7 +142,7 @@ class DeviceMesh(MeshExchanges):
 
         Raises:
             ValueError: The groups are not the rows of the mesh, the calling rank is not in them, or another rank
-                created another mesh; see DeviceMesh for the rest.
+                created a different mesh; see DeviceMesh for the rest.
             TypeError: Arguments that are not groups; see DeviceMesh for the rest.
 
         Example:
@@ -231,7 +231,7 @@ class DeviceMesh(MeshExchanges):
 
     @explaining
     def unshard(self, block: Any, dims: Mapping[int | str, int]) -> Any:
-        """Return the whole array of the ranks' blocks, a new array on all of them; all ranks of the mesh call it.
+        """Return the whole array that the ranks' blocks form, new on every rank; all ranks of the mesh call it.
 
         Args:
             block: This rank's block; the numbers of rows along the sharded dimensions may differ.
@@ -259,8 +259,8 @@ class DeviceMesh(MeshExchanges):
                 Axes. None: HTML in a notebook, else printed text.
             axis: Name or index of an axis whose groups to show instead of hosts; the calling rank's group is
                 highlighted.
-            ax: The matplotlib Axes for "plot", inside of which all texts are, but for a line of the title. None: those
-                of a new figure.
+            ax: The matplotlib Axes for "plot"; all text stays inside them, except for one line of the title. None:
+                those of a new figure.
 
         Raises:
             UnknownAxisError: The mesh has no such axis. The error is both a KeyError and a ValueError.
@@ -344,8 +344,8 @@ def _concatenated_axes(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
     strangers = [mesh for mesh in meshes if mesh._root is not first._root]
     if strangers:
         raise ValueError(
-            f"concatenate: meshes must be slices of one mesh, and {first!r} is of another than {strangers[0]!r}; give"
-            " axis= to put meshes one after the other"
+            f"concatenate: meshes must be slices of one mesh, but {first!r} and {strangers[0]!r} are of different"
+            " meshes; give axis= to put meshes one after the other"
         )
     layouts = [mesh._layout for mesh in meshes]
     names = tuple(name for layout in layouts for name in layout.names or ())

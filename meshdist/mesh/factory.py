@@ -47,8 +47,8 @@ def init_device_mesh(
         device_type: "cpu" or "cuda", without an index.
         mesh_shape: The number of ranks along each axis; the product is at most the world size.
         mesh_dim_names: One unique name per axis; needed for slicing.
-        backend_override: Axis, by name or index, to the backend its group uses in place of the world's, or
-            to a pair of the backend and its options (`pg_options` of `new_group`).
+        backend_override: A dict that maps an axis, by name or index, to the backend that its group uses in place of the
+            world's, or to a pair of the backend and its options (`pg_options` of `new_group`).
         group: A process group or mesh whose ranks form the mesh, in its order; only they call. The world if None.
         topology: Where the ranks run: True or "auto" to detect it, a `Topology`, the path of a TOML file, a networkx
             graph, or `topology.inside("tp")` to keep axes inside a host. Equal on all ranks. `show`, `print` and

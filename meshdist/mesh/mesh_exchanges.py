@@ -75,7 +75,7 @@ class MeshExchanges(MeshSlices):
     ) -> Array | None:
         """Shift `x` along an axis by `by` ranks, and return the array received from the rank `by` places before.
 
-        All ranks along the axis call it, with equal `by` and `periodic`. As MPI's Cart_shift and Sendrecv in one: at
+        All ranks along the axis call it, with equal `by` and `periodic`. It is MPI's Cart_shift and Sendrecv in one: at
         the open end of an axis there is no sender, so nothing is received, `out` is unchanged, and the result is None;
         at the other end, nothing is sent.
 
@@ -96,7 +96,7 @@ class MeshExchanges(MeshSlices):
             ValueError: `axis` is None on a mesh of several axes, `out` cannot be written or shares memory with `x`, or
                 the calling rank is outside the mesh. Nothing is sent.
             DistBackendError: A neighbour failed, or its array does not fit: it has a different shape or dtype, or comes
-                from a call with another `periodic`.
+                from a call with a different `periodic`.
             DistTimeoutError: A neighbour did not call within the group's timeout.
 
         Example:
@@ -186,8 +186,8 @@ class MeshExchanges(MeshSlices):
             TypeError: `block` is not an array, or a width or dimension is not an integer.
             ValueError: A width is negative or larger than the cells between the ghost cells; a dimension is missing or
                 given twice; `block` cannot be written; or the calling rank is outside the mesh. Nothing is sent.
-            DistBackendError: A neighbour failed, or its block has a different shape, or comes from a call with another
-                `periodic`.
+            DistBackendError: A neighbour failed, or its block has a different shape, or comes from a call with a
+                different `periodic`.
             DistTimeoutError: A neighbour did not call within the group's timeout.
 
         Example:
@@ -399,7 +399,7 @@ def _check_room(room: Any, out: Any, array: Any) -> None:
     if isinstance(room, np.ndarray):
         check_writable(room, "out", out)
         if isinstance(array, np.ndarray) and share_memory(room, array):
-            raise ValueError("out shares memory with x, and is written; pass another array")
+            raise ValueError("out shares memory with x, and this call writes to it; pass a different array")
 
 
 def _named(prefix: str, function: Any, *args: Any) -> Any:

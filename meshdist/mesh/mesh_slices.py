@@ -240,7 +240,8 @@ class MeshSlices(MeshGroups):
             axis: The axis to split, by name or index.
             sizes: The number of ranks along each new axis; the product is the size of `axis`.
             names: One per new axis if this mesh has names.
-            backend_override: New axis, by name or by index among the new ones, to backend. None: that of `axis`.
+            backend_override: A dict that maps a new axis, by name or by index among the new ones, to its backend. None:
+                that of `axis`.
 
         Raises:
             UnknownAxisError: The mesh has no such axis. The error is both a KeyError and a ValueError.

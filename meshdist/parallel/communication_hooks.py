@@ -81,7 +81,7 @@ def bf16_compress(bucket: GradBucket) -> Work | Rounds:
         bucket: The bucket, of any floating dtype; without ml_dtypes and in GPU memory, of float32.
 
     Raises:
-        TypeError: Complex gradients; without ml_dtypes or in GPU memory, another dtype than float32.
+        TypeError: Complex gradients; without ml_dtypes or in GPU memory, a dtype other than float32.
     """
     try:
         from ml_dtypes import bfloat16
@@ -256,9 +256,9 @@ def post_local_sgd(
 
     Args:
         subgroup: The ranks among which gradients are averaged later, such as `mesh["tp"]` for those of a host.
-        start_iteration: From this step on, counted from 0.
+        start_iteration: The step, counted from 0, from which gradients are averaged over the subgroup only.
         group: The ranks among which they are averaged until then; that of the reducer if None.
-        post_local_gradient_allreduce: False averages no gradients later.
+        post_local_gradient_allreduce: If False, gradients are not averaged at all from that step on.
 
     Raises:
         TypeError: `start_iteration` is not an integer.

@@ -43,7 +43,7 @@ def sequence_positions(length: int, *, axis: GroupLike, zigzag: bool = False) ->
         zigzag: Whether each rank has an early and a late chunk, as in `ring_attention`.
 
     Raises:
-        ValueError: Another length.
+        ValueError: `length` is not such a multiple.
 
     Example:
         >>> import meshdist
@@ -80,10 +80,10 @@ def ring_attention(
     and their gradients size times. All messages overlap with the computation. First derivatives only.
 
     Args:
-        q: This rank's block, shape (batch, heads, block, head_size), of a floating dtype.
-        k: The same of the keys, which are as many as the queries if `causal`. With fewer heads than
-            `q`, neighbouring heads of queries share one (grouped-query attention).
-        v: The same of the values; their head size may be another.
+        q: This rank's block of the queries, shape (batch, heads, block, head_size), of a floating dtype.
+        k: This rank's block of the keys, likewise; with `causal`, there are as many keys as queries. With fewer heads
+            than `q`, neighbouring heads of queries share one (grouped-query attention).
+        v: This rank's block of the values, likewise; their head size may be different.
         axis: The ProcessGroup or the axis of a mesh, as `mesh["cp"]`, that shards the sequence into equal blocks. None:
             one rank.
         causal: Whether a query sees only the keys of its own and earlier positions.
@@ -128,10 +128,11 @@ def _check_shapes(call: LayerCall, shapes: list[Any], dtypes: list[Any], causal:
         raise TypeError(f"{call.prefix}: q, k and v must be of one dtype, got {', '.join(map(str, dtypes))}")
     if keys[:2] != values[:2] or keys[0] != batch or heads % max(1, keys[1]):
         raise ValueError(
-            f"{call.prefix}: q, k and v must have one batch, k and v as many heads, and q a multiple of that, {found}"
+            f"{call.prefix}: q, k and v must have the same batch size, k and v the same number of heads, and q a"
+            f" multiple of that, {found}"
         )
     if keys[3] != size:
-        raise ValueError(f"{call.prefix}: q and k must have one head size, {found}")
+        raise ValueError(f"{call.prefix}: q and k must have the same head size, {found}")
     if values[2] != keys[2] or (causal and keys[2] != rows):
         which = "q, k and v" if causal else "k and v"
         raise ValueError(f"{call.prefix}: {which} must have blocks of one length, {found}")

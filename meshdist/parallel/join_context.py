@@ -169,9 +169,9 @@ def uneven_inputs(
         throw_on_early_termination: Raise on all ranks once one has no more batches, instead of shadowing.
 
     Raises:
-        TypeError: No Joinable is given, or something else.
+        TypeError: No Joinable is given, or an argument is not one.
         ValueError: A joinable has another group, or is already in such a block.
-        DistBackendError: With `throw_on_early_termination`, on all ranks; names the ranks that ran out.
+        DistBackendError: With `throw_on_early_termination`, on all ranks; the message names the ranks that ran out.
 
     Example:
         >>> import numpy as np

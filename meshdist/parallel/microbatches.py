@@ -22,7 +22,7 @@ def split_microbatches(batch: Any, num_microbatches: int, name: str = "batch") -
 
     Raises:
         TypeError: It contains objects other than arrays.
-        ValueError: An array has no dimension 0, or one that does not divide; names the sizes.
+        ValueError: An array has no dimension 0, or it cannot be cut into equal parts; the message names the sizes.
 
     Example:
         >>> import numpy as np

@@ -62,7 +62,7 @@ class _Leaves:
                 raise ValueError(f"{name}{place} is a gradient of {of}, and there is no {of}")
             if wanted_shape != shape or (wanted_dtype != dtype and wanted_dtype.kind in "fc"):
                 raise ValueError(
-                    f"{name}{place} must be like {of}, {wanted_dtype}{list(wanted_shape)}, and is {dtype}{list(shape)}"
+                    f"{name}{place} must be like {of}, {wanted_dtype}{list(wanted_shape)}, got {dtype}{list(shape)}"
                 )
 
 

@@ -110,7 +110,8 @@ class Schedule:
         action that uses the data of a receive waits for it.
 
         Raises:
-            ScheduleError: It fails the check; names rank, step and action, and for a deadlock the cycle of ranks.
+            ScheduleError: It fails the check; the message names rank, step and action, and for a deadlock the cycle of
+                ranks.
         """
         check_table(self._table)
         return self
@@ -172,7 +173,7 @@ class Schedule:
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: A cell is not an action; names the rank and the step.
+            ValueError: A cell is not an action; the message names the rank and the step.
             ScheduleError: The schedule has no actions, an action twice, or a stage on two ranks.
         """
         with open(path, newline="", encoding="utf-8") as file:

@@ -68,7 +68,7 @@ class PipelineTimeline:
             The HTML with `"html"`, the Axes with `"plot"`, else None.
 
         Raises:
-            ValueError: Another form, or `ax` without `"plot"`.
+            ValueError: `form` is unknown, or `ax` is given without `"plot"`.
             ImportError: matplotlib is not installed.
         """
         return draw(self, form, ax, width)

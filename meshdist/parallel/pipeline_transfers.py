@@ -96,8 +96,8 @@ class Transfers:
             self._send_outline(edge, tree, peer)
         elif known != tree.text:
             raise ValueError(
-                f"{tree.text} does not fit: the receiver expects {known}, as of earlier micro-batches; all must have"
-                " the same shapes and dtypes, and before a step with others every rank calls forget_shapes()"
+                f"{tree.text} does not fit: the receiver expects {known}, as in earlier micro-batches; all must have"
+                " the same shapes and dtypes, and before a step with different ones every rank calls forget_shapes()"
             )
         tag = self._tag(edge, action.microbatch)
         self._sends += [

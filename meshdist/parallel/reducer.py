@@ -40,9 +40,9 @@ class GradientReducer(Joinable):
     """Averages gradients over the ranks of a group, as DistributedDataParallel does, for plain arrays.
 
     The gradients are views of flat buckets. A bucket is reduced by one async all_reduce, which starts once all its
-    gradients are ready: in the order of the buckets, which is the same on all ranks. The last buckets, if `wait` came
-    less than 0.2 ms after them in the step before, are reduced by `wait`. All ranks create the reducer, and then make
-    the same steps: `ready` for every parameter, in any order, and `wait`.
+    gradients are ready: in the order of the buckets, which is the same on all ranks. The last buckets are reduced by
+    `wait` itself if, in the step before, it came less than 0.2 ms after them. All ranks create the reducer, and then
+    make the same steps: `ready` for every parameter, in any order, and `wait`.
 
     `wait` raises the errors of any rank on all ranks, with the name of the parameter and the rank: a parameter without
     a gradient, a second `ready`, a gradient of a different shape or dtype and, with MESHDIST_DEBUG=DETAIL, NaNs. The
@@ -272,7 +272,7 @@ class GradientReducer(Joinable):
             self._is_synced = before
 
     def zero(self) -> None:
-        """Set all gradients to zero, for a step that adds to them; it also marks the begin of the forward pass.
+        """Set all gradients to zero, for a step that adds to them; it also marks the beginning of the forward pass.
 
         Raises:
             RuntimeError: A step is in progress: `wait` was not called.

@@ -43,8 +43,8 @@ class ShardedOptimizer(Joinable):
         named_arrays: The parameters: a dict by name, or pairs (name, array). Floating or complex NumPy or CuPy arrays;
             the same on all ranks. They are copied.
         update: `update(parameters, gradients, state, **options)` changes `parameters` in place, or returns the new
-            ones. Both are flat arrays of shape `(elements,)`: this rank's block of the parameters of one dtype. `state`
-            is a dict in which the update keeps its state, empty in the first step.
+            ones. `parameters` and `gradients` are flat arrays of shape `(elements,)`: this rank's block of those of one
+            dtype. `state` is a dict in which the update keeps its state, empty in the first step.
         group: A ProcessGroup or a DeviceMesh; the world if None.
         **options: Passed to `update`, such as a learning rate; `step` may change them.
 
@@ -147,8 +147,9 @@ class ShardedOptimizer(Joinable):
         """Return the whole state on all ranks, for a checkpoint; all ranks call it.
 
         Returns:
-            For each key of the state: by parameter, the sharded arrays, in the shape of the parameter; or the value of
-            this rank, such as a number of steps. It does not depend on the number of ranks.
+            For each key of the state: if its values are sharded arrays, a dict of the whole arrays by parameter, each
+            in the shape of the parameter; otherwise the value of this rank, such as a number of steps. The result does
+            not depend on the number of ranks.
 
         Raises:
             DistBackendError: A rank failed.

@@ -48,8 +48,8 @@ def vocab_parallel_embedding(
 
     Raises:
         TypeError: `indices` are not integers, `table` is not an array of a floating dtype, or an argument is a DTensor.
-        ValueError: An index is outside of the vocabulary, or blocks are not equal without `vocab_size`: on all ranks.
-            `table` is not this rank's block, or the sequence cannot be split.
+        ValueError: An index is outside the vocabulary, or the blocks are not equal and `vocab_size` is not given;
+            raised on all ranks. Or `table` is not this rank's block, or the sequence cannot be split.
 
     Example:
         >>> import numpy as np, meshdist
@@ -83,7 +83,7 @@ def vocab_parallel_cross_entropy(logits: Any, targets: Any, *, axis: GroupLike, 
     """Return the cross entropy of each target, -log(softmax(logits)[target]), of logits sharded along the vocabulary.
 
     The forward needs two all_reduces: of the maxima of the logits, and of the sums of exponentials and the logits of
-    the targets, in all 3 numbers for each target. The backward sends nothing. The logits are never gathered.
+    the targets; in all, 3 numbers for each target. The backward sends nothing. The logits are never gathered.
 
     Args:
         logits: This rank's block, shape (..., block), as `torch.chunk` splits the vocabulary. Dtypes of less than 4
@@ -98,8 +98,8 @@ def vocab_parallel_cross_entropy(logits: Any, targets: Any, *, axis: GroupLike, 
     Raises:
         TypeError: `logits` is not an array of a floating dtype, `targets` are not integers, or an argument is a
             DTensor.
-        ValueError: A target is outside of the vocabulary, or blocks are not equal without `vocab_size`: on all ranks.
-            `logits` is not this rank's block, or `targets` has a different shape.
+        ValueError: A target is outside the vocabulary, or the blocks are not equal and `vocab_size` is not given;
+            raised on all ranks. Or `logits` is not this rank's block, or `targets` has a different shape.
 
     Example:
         >>> import numpy as np, meshdist

@@ -113,7 +113,7 @@ class Timeline:
             form: "text", or "plot", which draws the calls over time instead, and returns the Axes; see `plot`.
 
         Raises:
-            ValueError: The form is another one.
+            ValueError: `form` is neither.
             ImportError: matplotlib is not installed.
         """
         if form == "plot":

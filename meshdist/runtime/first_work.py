@@ -44,7 +44,7 @@ def wait_any(works: Sequence[Work | None], timeout: Timeout | None = None) -> in
 
     Args:
         works: The handles of the calls, of any groups; None is passed over.
-        timeout: In seconds or a timedelta. None waits until a call ends, each of which has its group's timeout.
+        timeout: In seconds or a timedelta. None waits until a call ends; each call has the timeout of its group.
 
     Returns:
         The index of a call that has ended: its `wait()`, which must still be called, returns or raises its error at

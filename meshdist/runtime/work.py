@@ -333,7 +333,7 @@ class Work(Completion):
         """Block until the call is complete and return True.
 
         Args:
-            timeout: In seconds or a timedelta. None waits until the call ends, which has the group's timeout.
+            timeout: In seconds or a timedelta. None waits until the call ends; the call has the timeout of its group.
 
         Raises:
             DistTimeoutError: The call did not end in time; the message names the missing ranks. The call continues and
@@ -385,7 +385,7 @@ class Work(Completion):
         """Wait and return the global rank of the sender, for an `irecv` or `irecv_object_list`.
 
         Raises:
-            ValueError: The call is another one.
+            ValueError: The call is neither.
         """
         raise ValueError(f"{self._error_prefix}: only the Work of an irecv has a source rank")
 

@@ -82,7 +82,7 @@ def answer_without_tls(answer: bytes, purpose: str, peer: str) -> DistNetworkErr
         return DistNetworkError(f"{peer} is not a meshdist {purpose}: it answered {answer[:24]!r}; choose another port")
     if answer == busy_notice()[: len(answer)]:
         return _too_busy(purpose, peer)
-    return DistNetworkError(f"the {purpose} at {peer} has no TLS, and this process has: {SET_ALIKE}")
+    return DistNetworkError(f"the {purpose} at {peer} does not use TLS, but this process does: {SET_ALIKE}")
 
 
 def _too_busy(purpose: str, peer: str) -> HandshakeBroken:
@@ -157,7 +157,7 @@ class ServerHandshake:
         self._inbox += data
         if self._transcript is None and self._inbox.startswith(_TLS_RECORD):
             self._has_said_hello = True
-            self.refusal = f"speaks TLS, and this side does not: {SET_ALIKE}"
+            self.refusal = f"speaks TLS, but this side does not: {SET_ALIKE}"
             return _HEADER.pack(MAGIC, PROTOCOL, _NO_TLS) + bytes(_CHALLENGE.size)
         if self._transcript is None and not MAGIC.startswith(self._inbox[: len(MAGIC)]):
             self.refusal = "not a meshdist client"
@@ -308,7 +308,7 @@ class _Client:
             return _too_busy(self._purpose, self._peer)
         if code == _TLS_ONLY:
             return DistNetworkError(
-                f"the {self._purpose} at {self._peer} asks for TLS, and this process has none: {SET_ALIKE}"
+                f"the {self._purpose} at {self._peer} requires TLS, but this process does not use it: {SET_ALIKE}"
             )
         reason = "serves another purpose" if code == _OTHER_PURPOSE else "refused this process's proof"
         return DistNetworkError(f"{self._stranger}: it {reason}")

@@ -219,10 +219,10 @@ def _tls_error(error: ssl.SSLError, of_job: bool) -> TlsError:
     if isinstance(error, ssl.SSLCertVerificationError):
         return TlsError(f"its certificate is not one of {TLS_CA_VARIABLE}: {error.verify_message}")
     if is_refused:
-        return AlertError(f"it does not take the certificate of this side, {TLS_CERT_VARIABLE}: {alert}")
+        return AlertError(f"it does not accept the certificate of this side, {TLS_CERT_VARIABLE}: {alert}")
     if alert:
         return AlertError(f"it broke off: {alert}")
-    return TlsError(_REASONS.get(reason, f"it speaks no TLS as this side does: {reason}"))
+    return TlsError(_REASONS.get(reason, f"its TLS is not compatible with that of this side: {reason}"))
 
 
 class TlsContext(ssl.SSLContext):

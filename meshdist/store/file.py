@@ -46,7 +46,7 @@ class FileStore(RequestStore):
         timeout: How long calls wait by default: a timedelta or seconds.
 
     Raises:
-        DistStoreError: The directory is missing, or the file is not usable for this run; names it.
+        DistStoreError: The directory is missing, or the file is not usable for this run; the message names it.
 
     Example:
         >>> import os, tempfile

@@ -49,7 +49,7 @@ class Store(ABC):
         """Return the value of `key`, as soon as it exists.
 
         Raises:
-            DistStoreError: It did not exist within the store's timeout; names the key.
+            DistStoreError: It did not exist within the store's timeout; the message names the key.
         """
 
     @abstractmethod
@@ -72,7 +72,7 @@ class Store(ABC):
             timeout: A timedelta or seconds; the store's timeout if None.
 
         Raises:
-            DistStoreError: Some did not exist at the deadline; names them.
+            DistStoreError: Some did not exist at the deadline; the message names them.
         """
         names = check_keys(keys)
         deadline = Deadline(timeout, self.timeout.total_seconds())
@@ -112,7 +112,7 @@ class Store(ABC):
         """Return the values of `keys`, as soon as all exist.
 
         Raises:
-            DistStoreError: Some keys did not exist within the store's timeout; names them.
+            DistStoreError: Some keys did not exist within the store's timeout; the message names them.
         """
         names = check_keys(keys)
         self.wait(names)

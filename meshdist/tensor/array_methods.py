@@ -52,15 +52,15 @@ class ArrayMethods:
         return self._call(np.swapaxes, axis1, axis2)
 
     def reshape(self, *shape: Any, **kwargs: Any) -> Any:
-        """Return the array with a different shape, where no element changes its rank; see `numpy.ndarray.reshape`."""
+        """Return the array in a different shape, if no element has to change ranks; see `numpy.ndarray.reshape`."""
         return self._call(np.reshape, shape[0] if len(shape) == 1 else shape, **kwargs)
 
     def ravel(self, order: Any = "C") -> Any:
-        """Return the array with one dimension, where no element changes its rank."""
+        """Return the array with one dimension, if no element has to change ranks."""
         return self._call(np.ravel, order)
 
     def flatten(self, order: Any = "C") -> Any:
-        """Return a copy with one dimension, where no element changes its rank."""
+        """Return a copy with one dimension, if no element has to change ranks."""
         return self._call(np.ravel, order).copy()
 
     def squeeze(self, axis: Any = None) -> Any:
@@ -70,7 +70,7 @@ class ArrayMethods:
     # ---- Elements
 
     def copy(self) -> Any:
-        """Return a copy, placed alike."""
+        """Return a copy with the same placements."""
         return self._call(np.copy)
 
     def astype(self, dtype: Any, **kwargs: Any) -> Any:
@@ -216,11 +216,11 @@ class ArrayMethods:
         return method("halo")(self, width, periodic)
 
     def cpu(self) -> Any:
-        """Return the array with blocks of NumPy, on the mesh's ranks; itself if they are."""
+        """Return the array with blocks that are NumPy arrays, on the same ranks; itself if they already are."""
         return method("on_device")(self, "cpu")
 
     def cuda(self) -> Any:
-        """Return the array with blocks of CuPy, on the mesh's ranks; itself if they are.
+        """Return the array with blocks that are CuPy arrays, on the same ranks; itself if they already are.
 
         Raises:
             DistBackendError: CuPy is not installed.

@@ -277,7 +277,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
         if any(not -n <= at < n for at in side):
             raise IndexError(f"np.tensordot: axes={axes!r} of arrays of shapes {np.shape(a)} and {np.shape(b)}")
     if len(pairs[0]) != len(pairs[1]):
-        raise ValueError(f"np.tensordot: axes={axes!r} must be as many of one array as of the other")
+        raise ValueError(f"np.tensordot: axes={axes!r} must name as many dimensions of one array as of the other")
     left, right = (tuple(operator.index(at) % n for at in side) for n, side in zip(dims, pairs, strict=True))
     first, second = list(_letters("a", dims[0])), list(_letters("b", dims[1]))
     for at, other in zip(left, right, strict=True):

@@ -236,14 +236,14 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
         """Draw which rank holds which part of the array: its blocks, each with the ranks that hold it.
 
         It does not communicate, so any rank may call it alone. If there are more than two dimensions, it draws slices
-        along the last two that are sharded, one for each block of the others; if there are many blocks, those around
-        this rank's.
+        along the last two that are sharded, one for each block of the others; if there are many blocks, only those
+        around this rank's are drawn.
 
         Args:
             form: "text" prints it, "html" returns a string, "plot" draws with matplotlib and returns the Axes. None:
                 HTML in a notebook, else printed text.
-            ax: The matplotlib Axes for "plot", inside of which all texts are, but for a line of the title. None: those
-                of a new figure.
+            ax: The matplotlib Axes for "plot"; all text stays inside them, except for one line of the title. None:
+                those of a new figure.
 
         Example:
             >>> import meshdist

@@ -59,8 +59,8 @@ def local_map(
 
     Raises:
         PlacementError: An argument that is not sharded as `in_placements`; results that do not form an array.
-        ValueError: Another number of arguments or results than of placements; no DTensor and no `device_mesh`; blocks
-            whose shape differs from that in the first call with these layouts.
+        ValueError: The number of arguments or results differs from that of placements; no DTensor and no `device_mesh`;
+            blocks whose shape differs from that in the first call with these layouts.
 
     Example:
         >>> import numpy as np, meshdist

@@ -20,7 +20,7 @@ from meshdist.tensor.placements import PlacementError, Shard, placements_text
 
 
 def summa(a: DTensor, b: DTensor, panel: int | None = None) -> DTensor:
-    """Return `a @ b` of two matrices whose rows the first axis of a 2-d mesh shards, and whose columns the second.
+    """Return `a @ b` of matrices sharded by rows along the first axis of a 2-d mesh, and by columns along the second.
 
     For each panel, the ranks that hold columns of `a` broadcast them along the second axis, the ranks that hold rows of
     `b` broadcast them along the first, and every rank adds the product to its block. It needs memory for one panel of
@@ -58,7 +58,7 @@ def summa(a: DTensor, b: DTensor, panel: int | None = None) -> DTensor:
         if matrix.ndim != 2 or [cut and cut.axes for cut in cuts] != [(0,), (1,)] or mesh.ndim != 2:
             wanted = placements_text((Shard(0), Shard(1)), mesh.mesh_dim_names if mesh.ndim == 2 else None)
             raise PlacementError(
-                f"summa: {name} must be a matrix on a 2-d mesh, placed as {wanted}, and is"
+                f"summa: {name} must be a matrix on a 2-d mesh, placed as {wanted}, got"
                 f" {matrix.layout.describe(mesh.mesh_dim_names)}"
             )
     if a.shape[1] != b.shape[0]:

@@ -29,9 +29,9 @@ class CostModel:
 
     Without measurements, it computes times from the links (alpha-beta model; see `meshdist.topology.algorithms`): for
     each algorithm the sum over its rounds of the latency of the longest route and the time of the bytes on the busiest
-    link; the fastest algorithm counts. With measured curves (`meshdist.calibrate`), it reads groups of a measured kind
-    off the curves, and scales the most similar curve by the links for other groups. Groups over a number of hosts
-    without measurements use the links alone.
+    link; the fastest algorithm counts. With measured curves (`meshdist.calibrate`), it reads the times of groups of a
+    measured kind off the curves, and for other groups scales the most similar curve by the links. For numbers of hosts
+    without measurements, it uses the links alone.
 
     Args:
         topology: The machine, or anything that `Topology.of` accepts; or a number of ranks on hosts of 8 (the last one
@@ -112,7 +112,7 @@ class CostModel:
             nbytes: The bytes of the call's larger side on one rank: of the array that all_reduce, broadcast and reduce
                 work on, that all_gather fills, that reduce_scatter and all_to_all read, that the root of gather and
                 scatter holds.
-            group: A ProcessGroup, a DeviceMesh, global ranks in any arrangement, or how many: the first ones.
+            group: A ProcessGroup, a DeviceMesh, global ranks in any arrangement, or a number n for the first n ranks.
             axis: Name or index of an axis of the mesh (or of the array of ranks): all its groups call at once and
                 share the links. None: all ranks are one group.
             algorithm: Use this algorithm and the links alone. None: as described for the class.

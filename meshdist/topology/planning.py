@@ -120,7 +120,7 @@ def plan(
     Args:
         volumes: The axes in the order of the mesh, and the communication of each per step: a dict from the name of a
             collective to its bytes (as in `CostModel.predict`) or to (bytes, calls). If they depend on the shape, a
-            function from the sizes of the axes, a dict, to such a dict. None: no communication.
+            function that takes the sizes of the axes, as a dict, and returns such a dict. None: no communication.
         topology: A Topology, a CostModel, anything that `Topology.of` accepts, or a number of ranks on hosts of 8 with
             default links (the last host may have fewer).
         sizes: For some axes, the size, or the allowed sizes.

@@ -188,7 +188,9 @@ def _ranks(where: str, table: Mapping[str, Any], count: int, next_rank: int) -> 
         check_number("ranks", next_rank + num_ranks, MOST_RANKS)
         return range(next_rank, next_rank + num_ranks)
     if count > 1:
-        raise ValueError(f"{where}: ranks is a list, which can be of one host, but count is {count}; say how many each")
+        raise ValueError(
+            f"{where}: ranks is a list, which is for one host, but count is {count}; give the number of ranks of each"
+        )
     return _numbers(where, table, "ranks", int)
 
 

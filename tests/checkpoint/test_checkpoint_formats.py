@@ -112,7 +112,7 @@ def test_foreign_files_are_refused_in_a_sentence(tmp_path, content, message):
 def test_an_index_must_fit_its_files(tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text("{}")
-    with pytest.raises(CheckpointError, match="no index: it has no weight_map"):
+    with pytest.raises(CheckpointError, match="not an index: it has no weight_map"):
         load(tmp_path)
     index.write_text(json.dumps({"weight_map": {"x": "a.safetensors"}}))
     with pytest.raises(CheckpointError, match="a.safetensors is missing: model.safetensors.index.json names it"):

@@ -175,8 +175,8 @@ def test_none_stands_for_the_arrays_of_other_ranks(tmp_path):
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.zeros(9, np.int64), r"'p.rank00001' is int64 of shape \(2,\), and like has int64 of shape \(9,\)"),
-        (np.zeros(2, np.float32), r"'p.rank00001' is int64 of shape \(2,\), and like has float32 of shape \(2,\)"),
+        (np.zeros(9, np.int64), r"'p.rank00001' is int64 of shape \(2,\), but like has int64 of shape \(9,\)"),
+        (np.zeros(2, np.float32), r"'p.rank00001' is int64 of shape \(2,\), but like has float32 of shape \(2,\)"),
     ],
 )
 def test_an_array_of_one_rank_that_does_not_fit(tmp_path, array, message):
@@ -246,8 +246,8 @@ SAVED = {"w": np.ones((2, 3)), "b": np.ones(2), "n": 1}
 @pytest.mark.parametrize(
     ("like", "message"),
     [
-        ({**SAVED, "w": np.ones((3, 2))}, r"'w' is float64 of shape \(2, 3\), and like has float64 of shape \(3, 2\)"),
-        ({**SAVED, "w": np.ones((2, 3), "f")}, r"model.safetensors: array 'w' is float64 .*, and like has float32 of"),
+        ({**SAVED, "w": np.ones((3, 2))}, r"'w' is float64 of shape \(2, 3\), but like has float64 of shape \(3, 2\)"),
+        ({**SAVED, "w": np.ones((2, 3), "f")}, r"model.safetensors: array 'w' is float64 .*, but like has float32 of"),
         ({**SAVED, "v": np.ones(1)}, r"step-0 lacks 'v'; it has 'b', 'w'; pass strict=False to leave"),
         ({**SAVED, "m": 1}, "step-0 lacks 'm'"),
         ({"w": SAVED["w"], "n": 1}, "step-0 has 'b', which like lacks on all ranks; pass strict=False to leave"),

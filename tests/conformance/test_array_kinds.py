@@ -85,11 +85,9 @@ def copies():
     assert out.tolist() == list(range(size))
     dist.broadcast(Copying([7.0]) if rank == 0 else out[:1], 0)
     assert rank == 0 or out[0] == 7
-    with pytest.raises(
-        TypeError, match=r"tensor is a Copying, whose elements NumPy gets as a copy.*np.array\(tensor\)"
-    ):
+    with pytest.raises(TypeError, match=r"tensor is a Copying, of which NumPy makes a copy.*np.array\(tensor\)"):
         dist.all_reduce(Copying([1.0]))
-    with pytest.raises(TypeError, match=r"tensor_list\[1\] is a Copying, whose elements"):
+    with pytest.raises(TypeError, match=r"tensor_list\[1\] is a Copying, of which NumPy makes a copy"):
         dist.all_gather([np.zeros(1), Copying([1.0]), np.zeros(1)], np.zeros(1))
     if rank == 0:
         dist.send(Copying([3.0]), 1)

@@ -223,19 +223,15 @@ def to_oneself():
     where = f"(rank {rank} of {dist.get_world_size()})"
     fails(
         ValueError,
-        lambda: dist.send_object_list([text(300 * KIB)], rank, tag=2),
+        lambda: dist.send_object_list([1], rank, tag=2),
         f"send_object_list on group 'world' {where}",
-        "post a receive with irecv_object_list first, or call isend_object_list, which buffers it",
+        "post one with irecv_object_list first, or call isend_object_list, which buffers the message",
     )
     fails(
         ValueError,
         lambda: dist.recv_object_list([1], rank, tag=2),
         "call isend_object_list before it, or irecv_object_list",
     )
-    dist.send_object_list([1, "short"], rank, tag=2)
-    objects = [None, None]
-    dist.recv_object_list(objects, rank, tag=2)
-    cases.same(objects, [1, "short"], "buffered")
     work = dist.irecv_object_list(rank, tag=2)
     assert not work.is_completed()
     dist.send_object_list(["me", rank], rank, tag=2)

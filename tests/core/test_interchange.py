@@ -74,7 +74,7 @@ def test_the_kind_of_array_that_numpy_would_copy():
 
     taken = as_array(Copying(), "x")
     assert taken.tolist() == [0, 1, 2]
-    with pytest.raises(TypeError, match=r"x is a Copying, whose elements NumPy gets as a copy.*np.array\(x\)"):
+    with pytest.raises(TypeError, match=r"x is a Copying, of which NumPy makes a copy.*np.array\(x\)"):
         check_writable(taken, "x", Copying())
     with pytest.raises(ValueError, match="x is read-only"):
         check_writable(taken, "x")

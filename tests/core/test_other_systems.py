@@ -193,7 +193,7 @@ def test_on_windows_it_says_that_ranks_cannot_be_processes(tmp_path, name):
     assert f"{name}: ranks that are processes need Linux or macOS; on Windows, run them as threads" in said
 
 
-DOCTORS = {"darwin: jobs of one host": MACOS, "use meshdist.run here": WINDOWS}
+DOCTORS = {"darwin: jobs on one host only": MACOS, "use meshdist.run here": WINDOWS}
 
 
 @pytest.mark.parametrize("said", DOCTORS)

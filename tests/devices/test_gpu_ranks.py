@@ -92,7 +92,7 @@ def test_ranks_that_share_a_gpu_and_must_not(gpus, suite):
     gpus(1)
     status, output = started(2, suite, "shared", variables={"NCCL_MULTI_RANK_GPU_ENABLE": "0"})
     assert status != 0
-    assert re.search(r"ranks 0 and 1 use one GPU, .*and NCCL wants one for each", output), output[-4000:]
+    assert re.search(r"ranks 0 and 1 share one GPU, .*but NCCL needs one for each", output), output[-4000:]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])

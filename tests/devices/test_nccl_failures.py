@@ -245,7 +245,7 @@ def share(cupy):
 
 def test_two_ranks_on_one_gpu(standin, cupy):
     for words in dist.run(share, 2, (cupy,), timeout=20):
-        assert "ranks 0 and 1 use one GPU, 0000:00:00.0 on " in words
+        assert "ranks 0 and 1 share one GPU, 0000:00:00.0 on " in words
         assert "cupy.cuda.Device(local_rank).use()" in words
     assert standin.log == []
 
@@ -261,7 +261,7 @@ def share_well(cupy):
 
 def test_two_ranks_on_one_gpu_where_nccl_lets_them(standin, cupy, monkeypatch):
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-    assert "use one GPU" in dist.run(share, 2, (cupy,), timeout=20)[0]
+    assert "share one GPU" in dist.run(share, 2, (cupy,), timeout=20)[0]
     standin.version = 23003
     assert dist.run(share_well, 2, (cupy,), timeout=20) == [[2.0, 2.0]] * 2
 

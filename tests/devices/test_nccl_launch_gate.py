@@ -73,7 +73,7 @@ def test_a_store_that_is_gone_leaves_no_gate_closed(rank, lost):
 def test_a_launch_waits_for_the_gate_no_longer_than_its_timeout():
     gate = LaunchGate()
     assert gate.try_close()
-    with pytest.raises(DistTimeoutError, match=r"timed out after 0.05 s: this rank and another one connect"):
+    with pytest.raises(DistTimeoutError, match=r"timed out after 0.05 s: this rank and another are connecting"):
         gate.pass_through(lambda: None, 0.05)
     gate.open()
     gate.pass_through(lambda: None, 0.05)

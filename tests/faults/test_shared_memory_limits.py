@@ -22,7 +22,7 @@ pytestmark = [
 
 LACKS = {
     "no memfd": (without_memfd, "memfd_create is missing or refused: shared memory is in /dev/shm", [1, 1]),
-    "no reading": (with_one_rank_that_does_not_read, "may not all read each other's memory (process_vm_readv)", [1, 0]),
+    "no reading": (with_one_rank_that_does_not_read, "cannot read each other's memory (process_vm_readv)", [1, 0]),
 }
 
 
@@ -104,7 +104,7 @@ def test_a_full_dev_shm_that_is_needed_is_an_error(tmp_path):
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
     assert [line.partition(" ")[0] for line in lines[:2]] == ["DistBackendError"] * 2, done
-    assert "bytes of shared memory to be had: " in lines[0]
+    assert " bytes of shared memory are not available: " in lines[0]
     assert "on group 'world'" in lines[1]
     assert lines[2] == "['full']"
 
@@ -119,7 +119,7 @@ def the_memory_goes_before_its_creator_tells_why():
             segment.seal()
             store.set("is removed", "")
             store.wait(["has tried"])
-            raise dist.DistBackendError("no bytes of shared memory to be had: so the test wants it")
+            raise dist.DistBackendError("no bytes of shared memory are available: so the test wants it")
 
         # Before it can be refused for anything else.
         remove_and_fail.num_bytes = shm_group.SharedRegion.num_bytes
@@ -143,4 +143,4 @@ def test_a_rank_that_finds_its_peers_memory_removed_tells_why(new_workers):
     workers = new_workers(2)
     workers.start(the_memory_goes_before_its_creator_tells_why)
     reports = workers.gather()
-    assert all("no bytes of shared memory to be had: so the test wants it" in text for text in reports), reports
+    assert all("no bytes of shared memory are available: so the test wants it" in text for text in reports), reports

@@ -187,7 +187,7 @@ def test_a_rank_without_memory_for_what_it_shares(new_workers, kind):
     workers.start(little_memory, kind)
     for failure in workers.gather():
         assert failure.kind is dist.DistBackendError, failure
-        assert "bytes of shared memory to be had: Cannot allocate memory" in failure.message, failure
+        assert "bytes of shared memory are not available: Cannot allocate memory" in failure.message, failure
         assert failure.took_s < loaded(DETECTED_S), failure
 
 

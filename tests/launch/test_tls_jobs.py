@@ -52,7 +52,7 @@ def test_launcher_without_tls_is_told_so(tmp_path, authority):
     first = start_meshrun(tmp_path, *where, "--node-rank", "0", "script.py", variables=authority.sign("node"))
     try:
         second = start_meshrun(tmp_path, *where, "--node-rank", "1", "script.py")
-        assert "asks for TLS, and this process has none" in finish(second)
+        assert "requires TLS, but this process does not use it" in finish(second)
         assert second.returncode == 1
     finally:
         first.terminate()

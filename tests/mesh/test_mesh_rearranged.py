@@ -149,7 +149,7 @@ def test_unflatten_at_other_seams_than_were_flattened():
         assert other.mesh.tolist() == [[0, 3, 1], [4, 2, 5]]
         assert other is mesh["tp", "dp"].flatten("all").unflatten("all", (2, 3), ("a", "b"))
         assert other["b"].all_reduce(np.array([mesh.get_rank()])).item() in (4, 11)
-        with pytest.raises(ValueError, match="of another"):
+        with pytest.raises(ValueError, match="of different meshes"):
             DeviceMesh.concatenate([other["a"], mesh["tp"]])
 
     meshdist.run(program, 6)

@@ -152,7 +152,7 @@ def test_what_is_not_as_it_was_sent_ends_the_connection(wire, change):
     assert sent[: len(wire.recorders[0].frames)] == wire.recorders[0].frames
     assert receiver.ended is not None
     assert receiver.ended.exit is PeerExit.LOST
-    assert "changed on the way" in describe(receiver.ended) or "speaks no TLS" in describe(receiver.ended)
+    assert "changed on the way" in describe(receiver.ended) or "its TLS is not compatible" in describe(receiver.ended)
 
 
 def test_frames_that_arrive_with_the_end_of_the_handshake_are_read(wire):
@@ -275,7 +275,10 @@ def call(world):
 
 
 def test_a_stranger_without_tls_is_told_and_refused(world):
-    with call(world) as stranger, pytest.raises(DistNetworkError, match="asks for TLS, and this process has none"):
+    with (
+        call(world) as stranger,
+        pytest.raises(DistNetworkError, match="requires TLS, but this process does not use it"),
+    ):
         connect_handshake(stranger, SECRET.encode(), "rank's wire", "the rank")
     world.start(all_reduce_once)
     assert world.gather() == [[2.0] * 3] * 2

@@ -107,7 +107,7 @@ def test_each_gradient_is_computed_once_and_in_its_half():
 def test_a_gradient_of_another_shape_is_refused():
     stage = autograd_stage(network, parameters())
     _, saved = stage.forward(X)
-    with pytest.raises(ValueError, match=r"dy must be like y, float64\[3, 2\], and is float64\[3, 3\]"):
+    with pytest.raises(ValueError, match=r"dy must be like y, float64\[3, 2\], got float64\[3, 3\]"):
         stage.backward_input(saved, np.ones((3, 3)))
 
 

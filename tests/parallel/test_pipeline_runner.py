@@ -251,13 +251,13 @@ def raising(*_):
             1,
             ("stages", wrapped(backward=lambda saved, dy: (dy[:, :1], None))),
             ValueError,
-            "dx must be like x, float64[2, 3], and is float64[2, 1]",
+            "dx must be like x, float64[2, 3], got float64[2, 1]",
         ),
         (
             1,
             ("stages", wrapped(backward=lambda saved, dy: (dy.astype(np.float32), None))),
             ValueError,
-            "dx must be like x, float64[2, 3], and is float32[2, 3]",
+            "dx must be like x, float64[2, 3], got float32[2, 3]",
         ),
         (
             1,
@@ -265,7 +265,7 @@ def raising(*_):
             ValueError,
             "dx['h'] is a gradient of x['h'], and there is no x['h']",
         ),
-        (2, ("loss", lambda y, t: (0.0, y.sum())), ValueError, "dy must be like y, float64[2, 3], and is float64[]"),
+        (2, ("loss", lambda y, t: (0.0, y.sum())), ValueError, "dy must be like y, float64[2, 3], got float64[]"),
     ],
 )
 def test_what_fails_in_a_step_is_told_to_all_ranks(rank, change, kind, words):

@@ -194,9 +194,9 @@ def test_what_is_wrong_is_named() -> None:
         wrong: list[tuple[type[Exception], str, Callable[[], Any]]] = [
             (ValueError, "q must have 4 dimensions, got shape \\(3, 4\\)",
              lambda: ring_attention(q[0, 0], q, q, axis=world)),
-            (ValueError, "k and v as many heads, and q a multiple of that, got q \\(1, 2, 3, 4\\)",
+            (ValueError, "k and v the same number of heads, and q a multiple of that, got q \\(1, 2, 3, 4\\)",
              lambda: ring_attention(q, q[:, :1], q, axis=world)),
-            (ValueError, "one head size", lambda: ring_attention(q, q[..., :2], q, axis=world)),
+            (ValueError, "the same head size", lambda: ring_attention(q, q[..., :2], q, axis=world)),
             (ValueError, "q, k and v must have blocks of one length",
              lambda: ring_attention(q[:, :, :2], q, q, axis=world)),
             (ValueError, "its length must be even", lambda: ring_attention(q, q, q, axis=world, zigzag=True)),

@@ -153,7 +153,7 @@ def test_client_without_tls_is_told_so_at_once(master, with_tls):
         client(master.port)
     assert time.monotonic() - began < HANDSHAKE_TIMEOUT_S
     assert str(caught.value) == (
-        f"the store at {LOOPBACK}:{master.port} asks for TLS, and this process has none: set "
+        f"the store at {LOOPBACK}:{master.port} requires TLS, but this process does not use it: set "
         "MESHDIST_ENCRYPTION and MESHDIST_TLS_CERT to the same values on all processes of the job"
     )
     refusals = []
@@ -169,12 +169,12 @@ def test_store_without_tls_is_named_at_once(with_tls, authority):
             client(master.port)
         assert time.monotonic() - began < HANDSHAKE_TIMEOUT_S
         assert str(caught.value) == (
-            f"the store at {LOOPBACK}:{master.port} has no TLS, and this process has: set "
+            f"the store at {LOOPBACK}:{master.port} does not use TLS, but this process does: set "
             "MESHDIST_ENCRYPTION and MESHDIST_TLS_CERT to the same values on all processes of the job"
         )
         refusals = []
         until(lambda: refusals.extend(master.take_refusals()) or refusals, "it is refused")
-        assert "speaks TLS, and this side does not" in refusals[0]
+        assert "speaks TLS, but this side does not" in refusals[0]
         assert master.add("count", 1) == 1
 
 
@@ -190,7 +190,7 @@ def test_certificate_of_another_authority_is_refused_at_once(master, with_tls, a
     assert time.monotonic() - began < HANDSHAKE_TIMEOUT_S
     begin = f"no TLS with the store at {LOOPBACK}:{master.port}: "
     if theirs:
-        begin += "it does not take the certificate of this side, MESHDIST_TLS_CERT: "
+        begin += "it does not accept the certificate of this side, MESHDIST_TLS_CERT: "
     else:
         begin += "its certificate is not one of MESHDIST_TLS_CA: "
     assert str(caught.value).startswith(begin)

@@ -217,7 +217,7 @@ def test_hosts_in_a_file(tmp_path):
         ("[[host]]\nranks = 2", r"\[\[host\]\] 1: name must be a text in quotes, got nothing"),
         ('[[host]]\nname = "a"', "ranks must be an integer of at least 1, got 0"),
         ('[[host]]\nname = "a"\nranks = "2"', "ranks must be an integer of at least 1, got '2'"),
-        ('[[host]]\nname = "a"\nranks = [0]\ncount = 2', "ranks is a list, which can be of one host, but count is 2"),
+        ('[[host]]\nname = "a"\nranks = [0]\ncount = 2', "ranks is a list, which is for one host, but count is 2"),
         ('[[host]]\nname = "a"\nranks = 2\nnetwork = 3', "network: expected {"),
         ('[[host]]\nname = "a"\nranks = 2\nnetwork = { latency_us = 1 }', "network: expected bandwidth_gb_s"),
         (

@@ -262,7 +262,7 @@ class NcclBackend(Backend):
         if device is not None and device != self.device:
             raise ValueError(
                 f"{error_prefix}: the array is on GPU {device}, and this rank's calls on the group are on GPU"
-                f" {self.device}; a rank has one GPU in a group: bring the array there"
+                f" {self.device}; a rank has one GPU in a group: copy the array to it"
             )
 
     def _use_device(self) -> None:
@@ -292,7 +292,7 @@ class NcclBackend(Backend):
         if age_s >= in_flight.timeout_s:
             raise DistTimeoutError(
                 f"timed out after {in_flight.timeout_s:g} s waiting for the other ranks to carry out their"
-                " part, or for what this rank's stream was asked to do before",
+                " part, or for earlier work on this rank's stream",
                 error_prefix=in_flight.error_prefix,
             )
         if not comm_stream.monitor.is_due():

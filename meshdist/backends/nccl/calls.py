@@ -173,7 +173,7 @@ class NcclCalls(DeviceCalls):
 
     def irecv(self, parcel: Parcel) -> Work:
         if parcel.peer is None:
-            raise ValueError(f"{parcel.error_prefix}: NCCL receives from a rank that is named, not from any; pass src")
+            raise ValueError(f"{parcel.error_prefix}: NCCL receives from a given rank only, not from any; pass src")
         return self._message(parcel, is_send=False)
 
     def connect(self, error_prefix: str) -> None:
@@ -188,7 +188,7 @@ class NcclCalls(DeviceCalls):
             return
         if error_prefix is None:
             for message in batch.messages:
-                message.work.complete(DistError("another message of its batch was refused, so it was not posted"))
+                message.work.complete(DistError("it was not posted, since another message of its batch was refused"))
             return
         device = group.named(error_prefix, device_of, [message.array for message in batch.messages])
         works = [message.work for message in batch.messages]

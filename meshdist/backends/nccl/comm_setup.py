@@ -128,7 +128,7 @@ def check_cards(cards: dict[int, Any]) -> None:
         if other == rank or (card["shares"] and card["version"] >= _FIRST_MULTI_RANK):
             continue
         raise DistBackendError(
-            f"ranks {other} and {rank} use one GPU, {card['gpu'][0]}, and NCCL wants one for each: call"
+            f"ranks {other} and {rank} share one GPU, {card['gpu'][0]}, but NCCL needs one for each: call"
             " cupy.cuda.Device(local_rank).use() before arrays are created, or pass device_id=local_rank to"
             f" init_process_group; from NCCL 2.30 on, {MULTI_RANK}=1 lets ranks share a GPU"
         )

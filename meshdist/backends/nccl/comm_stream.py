@@ -43,8 +43,8 @@ def has_come(cuda: Any, event: Any) -> bool:
     if status in (0, _NOT_READY):
         return status == 0
     raise DistBackendError(
-        f"the GPU cannot be used any more, CUDA says: {cuda.runtime.CUDARuntimeError(status)}; an operation enqueued"
-        " before has failed, perhaps a kernel of the program: CUDA_LAUNCH_BLOCKING=1 shows which"
+        f"the GPU can no longer be used; CUDA says: {cuda.runtime.CUDARuntimeError(status)}; an operation that was"
+        " enqueued earlier has failed, perhaps a kernel of the program: CUDA_LAUNCH_BLOCKING=1 shows which"
     )
 
 

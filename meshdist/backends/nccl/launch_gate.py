@@ -117,8 +117,8 @@ class LaunchGate:
                 check()
                 if deadline.expired():
                     raise DistTimeoutError(
-                        f"timed out after {timeout_s:g} s: this rank and another one connect for their messages, and"
-                        " nothing may be launched until they have"
+                        f"timed out after {timeout_s:g} s: this rank and another are connecting for their messages,"
+                        " and nothing may be launched before they have connected"
                     )
 
     def close(self) -> None:

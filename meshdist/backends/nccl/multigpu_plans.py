@@ -178,7 +178,7 @@ def over_gpus(call: Call, plan_of: Callable[[Call], NcclPlan]) -> OverGpus:
     if call.op is not None and first.dtype.kind not in "biufc":
         raise TypeError(
             f"{call.error_prefix}: CuPy does not reduce the {first.dtype} arrays of a rank; convert them to float32"
-            " before"
+            " first"
         )
     # The inner plan takes notice of the shape and the dtype of what NCCL gets, and of nothing else.
     shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {

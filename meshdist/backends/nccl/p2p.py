@@ -138,7 +138,7 @@ class Pair:
             if cuda.runtime.streamIsCapturing(cuda.get_current_stream().ptr):
                 raise ValueError(
                     f"{error_prefix}: the first message between two ranks cannot be captured into a graph, since"
-                    " another thread posts it when they are connected; make one before"
+                    " another thread posts it when they are connected; send one before the capture"
                 )
 
     def post(

@@ -253,7 +253,7 @@ def reduction_plan(call: Call) -> Reducing | Gathered:
         if dtype.kind not in "biufc":
             raise TypeError(
                 f"{call.error_prefix}: neither NCCL nor CuPy reduces {dtype} by {call.op.name}; convert it to"
-                " float32 before"
+                " float32 first"
             )
         return Gathered(call)
     if call.collective.native != "reduce_scatter":

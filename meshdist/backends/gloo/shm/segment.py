@@ -172,7 +172,7 @@ def populate(memory: Any, begin: int, num_bytes: int) -> int:
 def _no_memory(num_bytes: int, problem: int) -> DistBackendError:
     # If a file has no room for a page, the kernel reports a bad address.
     why = "the file system of its file is full (/dev/shm)" if problem == errno.EFAULT else os.strerror(problem)
-    return DistBackendError(f"no {num_bytes} bytes of shared memory to be had: {why}")
+    return DistBackendError(f"{num_bytes} bytes of shared memory are not available: {why}")
 
 
 # ---- Fences

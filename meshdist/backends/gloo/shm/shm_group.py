@@ -128,12 +128,12 @@ class ShmGroup:
         first_time = self.backend.options.peers.first_time
         if may_copy() and not self.single_copy and first_time("single copy"):
             _log.warning(
-                "the ranks of a group may not all read each other's memory (process_vm_readv): long messages are copied"
+                "some ranks of a group cannot read each other's memory (process_vm_readv): long messages are copied"
                 " twice"
             )
         if self.single_copy and not self.writes and first_time("writing"):
             _log.warning(
-                "the ranks of a group may not all write each other's memory (process_vm_writev): the receiver of a long"
+                "some ranks of a group cannot write each other's memory (process_vm_writev): the receiver of a long"
                 " message copies it alone"
             )
         if not self._segment.is_anonymous and first_time("memfd"):

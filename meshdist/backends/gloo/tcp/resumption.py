@@ -224,8 +224,8 @@ class Resumption:
         after_s = time.monotonic() - self._since_s
         return Departure(
             PeerExit.LOST,
-            detail=f"its connection with {self._owner.own_host} was reset {after_s:.1f} s ago, and none could be made"
-            f" again to {ends} since: {last}",
+            detail=f"its connection with {self._owner.own_host} was reset {after_s:.1f} s ago, and no new one could be"
+            f" made to {ends} since then: {last}",
         )
 
 
