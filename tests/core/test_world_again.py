@@ -110,18 +110,21 @@ def test_descriptors_and_threads_are_flat_over_200_groups(pair, with_messages):
 
 SCRIPT = """
 import numpy as np, meshdist as dist
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.init_process_group("gloo")
 dist.all_reduce(np.ones(3), async_op=True).wait()
 print("last line")
 """
 
 
-def test_exit_without_destroy_is_clean_and_says_so_once():
+@pytest.mark.parametrize(("num_ranks", "said"), [(1, 0), (2, 1)])
+def test_exit_without_destroy_is_clean_and_several_ranks_say_so_once(tmp_path, num_ranks, said):
+    (tmp_path / "script.py").write_text(SCRIPT)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=30)
-    assert (process.returncode, process.stdout) == (0, "last line\n")
-    assert process.stderr.count("destroy_process_group") == 1
-    assert len(process.stderr.splitlines()) == 1
+    command = [sys.executable, "-m", "meshdist.launch.meshrun", "-n", str(num_ranks), "script.py"]
+    process = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30)
+    assert (process.returncode, process.stdout) == (0, "last line\n" * num_ranks)
+    assert process.stderr.count("destroy_process_group") == said
+    assert len(process.stderr.splitlines()) == said
 
 
 def destroy_with_work_outstanding():
