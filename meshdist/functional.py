@@ -41,6 +41,7 @@ from meshdist.collectives.all_gather import all_gather as _all_gather
 from meshdist.collectives.all_gather_into_tensor import all_gather_along
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor as _all_gather_into_tensor
 from meshdist.collectives.all_reduce import all_reduce as _all_reduce
+from meshdist.collectives.all_reduce import all_reduced
 from meshdist.collectives.all_to_all import all_to_all as _all_to_all
 from meshdist.collectives.all_to_all_single import all_to_all_single as _all_to_all_single
 from meshdist.collectives.broadcast import broadcast as _broadcast
@@ -111,9 +112,7 @@ def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
     """
     if is_tree(x):
         return reduced(_all_reduce, x, op, group)
-    y: Array = _array(x, "all_reduce", group).copy()
-    _all_reduce(y, op, group)
-    return y
+    return all_reduced(_array(x, "all_reduce", group), op, group)
 
 
 def scan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:

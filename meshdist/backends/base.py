@@ -131,11 +131,14 @@ class Backend:
         bucket_bytes: Arrays of a list are combined into one call up to this size; longer arrays are calls of their own.
         least_strided_bytes: From this size on, the blocks of an array are faster as a list of its parts, with strides,
             than copied to one array; equal on all ranks.
+        least_apart_bytes: From this size on, an all_reduce may read one array and write to another; None: never. Equal
+            on all ranks.
     """
 
     device_calls: DeviceCalls | None = None
     bucket_bytes: int = 512 << 10
     least_strided_bytes: int = 256 << 10
+    least_apart_bytes: int | None = None
     _num_met = 0
 
     def __init__(self, options: BackendOptions | None = None) -> None:

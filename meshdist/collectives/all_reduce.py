@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshdist.arrays.device_types import new_empty
 from meshdist.arrays.reduce_op import Op, ReduceOp
 from meshdist.collectives.algorithms.ring import ring_all_reduce
 from meshdist.collectives.checks import agree_on_array, check_one, check_reducible
@@ -40,3 +41,11 @@ def all_reduce(tensor: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, asyn
         DistTimeoutError: A rank did not call within the group's timeout.
     """
     return resolve(group).submit(all_reduce, tensor, tensor, op, None, async_op)
+
+
+def all_reduced(x: Any, op: Op, group: GroupLike) -> Any:
+    """Return the reduction of the array `x`, which is not changed, in a new array; see `all_reduce`."""
+    members = resolve(group)
+    if members.reduces_apart(x):  # which saves a copy
+        return members.submit(all_reduce, x, new_empty(x.shape, x), op, None, False)
+    return all_reduce(x.copy(), op, group)

@@ -237,7 +237,7 @@ static int reduce_blocks(SingleCopy *self, char *const *sent, char *const *recei
     for (int ahead = 1; ahead < self->num_ranks; ahead++) {
         int peer = (self->rank + ahead) % self->num_ranks;
         const Block *take = &self->takes[peer];
-        uint64_t address = self->tables[phase][((Py_ssize_t)peer * self->num_ranks + peer) * TABLE_WORDS];
+        uint64_t address = self->tables[phase][((Py_ssize_t)peer * self->num_ranks + peer) * TABLE_WORDS + 3];
         if (take->num_bytes && read_block(self, peer, address, find(take, received), take->num_bytes) < 0)
             return -1;
     }

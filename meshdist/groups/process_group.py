@@ -331,6 +331,11 @@ class ProcessGroup(CollectiveMethods, Membership):
         """Return from which size on blocks such as `array` are sent as a list of parts with strides; see `Backend`."""
         return self._backends.for_buffers((array,)).least_strided_bytes
 
+    def reduces_apart(self, array: Any) -> bool:
+        """Return whether an all_reduce of `array` may write to another array; see `Backend`."""
+        least_bytes = self._backends.for_buffers((array,)).least_apart_bytes
+        return least_bytes is not None and array.nbytes >= least_bytes
+
     def device_calls(self, of: str) -> DeviceCalls | None:
         """Return the DeviceCalls of the group; None if it takes no arrays on a GPU.
 

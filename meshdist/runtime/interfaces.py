@@ -126,6 +126,7 @@ class Group(Protocol):
     def collective_group(self) -> Group: ...
     @property
     def outstanding(self) -> int: ...
+    def reduces_apart(self, array: Any) -> bool: ...  # Whether an all_reduce may write to another array
     def submit(
         self,
         collective: CollectiveSpec,

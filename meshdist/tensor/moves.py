@@ -14,7 +14,7 @@ from meshdist.arrays.host import consecutive_views
 from meshdist.arrays.reduce_op import ReduceOp
 from meshdist.collectives.all_gather import all_gather
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
-from meshdist.collectives.all_reduce import all_reduce
+from meshdist.collectives.all_reduce import all_reduce, all_reduced
 from meshdist.collectives.all_to_all import all_to_all
 from meshdist.collectives.all_to_all_single import all_to_all_single
 from meshdist.collectives.gather import gather
@@ -229,7 +229,7 @@ def _all_reduce(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
     op = ReduceOp(step.op)
 
     def program(local: Any, group: ProcessGroup) -> Any:
-        return all_reduce(local if is_new else local.copy(order="C"), op, group)
+        return all_reduce(local, op, group) if is_new else all_reduced(local, op, group)
 
     return program, True
 

@@ -50,6 +50,8 @@ class GlooBackend(Backend):
         self._inter_host: InterHostCollectives | None = None
         if not options.remote_ranks():  # the rows of the parts go straight through shared memory
             self.least_strided_bytes = 32 << 10
+            if self.size > 1:
+                self.least_apart_bytes = 4 << 20  # a call of fewer bytes takes longer than the copy that this saves
         if self.size > 1 and options.remote_ranks():
             # Not in the first call, which two threads may carry out in turn: Ctrl-C in an import can leave its locks
             # held, for which the other thread would wait forever. If it fails, the first call does, on all ranks.

@@ -254,8 +254,9 @@ def _is_reduced_at_once(stack: Array | None) -> bool:
 class SingleCopyReduce(SingleCopyPlan):
     """Many bytes: each rank reads its segment of the peers' arrays piece by piece, and adds it to its own.
 
-    A piece stays in the cache between being read and being added. In an all_reduce the segments are reduced in place,
-    which no peer reads meanwhile, and then each rank reads the finished ones.
+    A piece stays in the cache between being read and being added. In an all_reduce each rank reduces its segment into
+    the result, and then reads the finished segments of the others. The result may be the input: no peer reads this
+    segment of it.
     """
 
     def __init__(self, shm: ShmGroup, call: Call, spec: ReductionSpec) -> None:
@@ -283,7 +284,7 @@ class SingleCopyReduce(SingleCopyPlan):
             for peer in self.others():
                 wanted = take[peer]
                 if wanted is not None:
-                    self.read(peer, int(tables[peer][peer, 0]), wanted)
+                    self.read(peer, int(tables[peer][peer, 3]), wanted)
             yield self.arrive()
 
     def _reduce(self, own: Array, total: Array, addresses: list[int]) -> None:
