@@ -18,7 +18,7 @@ from meshdist.torch.requirements import check_torch
 check_torch()
 
 from meshdist.torch.conversion import from_torch, to_torch  # noqa: E402
-from meshdist.torch.creation import register, use_launchers_store  # noqa: E402 - needs a torch that was checked
+from meshdist.torch.group_creation import register, use_launchers_store  # noqa: E402 - needs a torch that was checked
 
 register()
 use_launchers_store()
