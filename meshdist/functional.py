@@ -503,6 +503,12 @@ def all_to_all_single(
     array, members = _array(x, "all_to_all_single", group), resolve(group)
     place = dimension(members, "all_to_all_single", array, axis, dim)
     first = (place, *(other for other in range(array.ndim) if other != place))  # the divided dimension comes first
+    size = members.size()
+    if place and input_split_sizes is None and array.shape[place] % size:
+        prefix = members.error_prefix("all_to_all_single")
+        raise ValueError(
+            f"{prefix}: dim {place} of x must be a multiple of {size} ranks, got {array.shape}; or pass split sizes"
+        )
     rows = array.transpose(first) if place else array
     count = rows.shape[:1] if output_split_sizes is None else (int(sum(output_split_sizes)),)
     y: Array = new_empty((*count, *rows.shape[1:]), array)

@@ -34,7 +34,7 @@ def compute_meanwhile(rank: int, size: int) -> float:
 def exchange(rank: int, size: int) -> tuple[int, int]:
     """Send to one rank and receive from one, at the same time: with a partner, then around a ring."""
     mine, theirs = np.array([rank]), np.empty(1, int)
-    partner = rank ^ 1  # 0 and 1, 2 and 3
+    partner = min(rank ^ 1, size - 1)  # 0 and 1, 2 and 3; the last rank of an odd number has itself
     dist.sendrecv(mine, theirs, dst=partner, src=partner)
     ring = dist.init_device_mesh("cpu", (size,), mesh_dim_names=("ring",))
     return int(theirs[0]), int(ring.shift(mine)[0])  # the array of the previous rank
@@ -82,6 +82,8 @@ def send_objects(rank: int) -> list[Any]:
 
 def main() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
+    if size == 1:
+        raise SystemExit("start at least two ranks: meshrun -n 2 messages.py")
     total, difference, received = pass_on(rank, size), compute_meanwhile(rank, size), exchange(rank, size)
     means, taken, objects = take_first_come(rank, size), take_all(rank, size), send_objects(rank)
     if rank == 0:

@@ -222,6 +222,8 @@ def as_reduce_op(op: Op | Callable[[Any], PremulSum]) -> ReduceOp:
     if not isinstance(op, (ReduceOp, str)):
         meant = _LIKE.get(getattr(op, "__name__", ""))
         hint = "" if meant is None else f" {op.__name__!r}; did you mean ReduceOp.{meant}?"
+        if hasattr(op, "collective_group"):  # a group or a mesh
+            hint = "; did you mean group=?"
         raise TypeError(f"op must be a ReduceOp or its name, got {type(op).__name__}{hint}")
     try:
         return ReduceOp(op.lower()) if isinstance(op, str) else op

@@ -67,10 +67,10 @@ def send(
 ) -> None:
     """Send `tensor` to a rank that receives it.
 
-    A message of at most 64 KiB is buffered, and the call returns; a larger one waits until it is received. The
-    environment variable MESHDIST_EAGER_LIMIT sets another limit in bytes, up to 256 KiB; the gloo backend buffers no
-    message of more than 130,944 bytes (128 bytes less than 128 KiB), even if the limit is higher. With 0 every send
-    waits, which reveals programs that rely on buffering.
+    A message of at most 64 KiB to another rank is buffered, and the call returns; a larger one waits until it is
+    received. The environment variable MESHDIST_EAGER_LIMIT sets another limit in bytes, up to 256 KiB; the gloo backend
+    buffers no message of more than 130,944 bytes (128 bytes less than 128 KiB), even if the limit is higher. With 0
+    every send waits, which reveals programs that rely on buffering.
 
     Args:
         tensor: An array.

@@ -126,7 +126,7 @@ class PointToPoint(Exchanges):
         if dst == self._rank and not self._own(backend).awaits(tag):
             isend, irecv = async_calls(tensor)
             raise ValueError(
-                f"{error_prefix}: dst is this rank, {dst}, which has posted no receive with tag {tag}, so the call"
+                f"{error_prefix}: dst is this rank, {dst}, which has posted no receive with tag {tag}, so the rank"
                 f" would wait for itself; post one with {irecv} first, or call {isend}, which buffers the message"
             )
         record = self.begin_record(of, array, dst, tag, sends=True)
@@ -166,7 +166,7 @@ class PointToPoint(Exchanges):
         if src == self._rank and not self._own(backend).probe(tag).ready():
             isend, irecv = async_calls(tensor)
             raise ValueError(
-                f"{error_prefix}: src is this rank, {src}, which has sent itself no message with tag {tag}, so the call"
+                f"{error_prefix}: src is this rank, {src}, which has sent itself no message with tag {tag}, so the rank"
                 f" would wait for itself; call {isend} before it, or {irecv}"
             )
         record = self.begin_record(of, packed, src, tag, sends=False)

@@ -68,7 +68,9 @@ def connect_patiently(
         is_last = deadline.remaining_s() < pause_s + _SHORTEST_ATTEMPT_S
         waited_s = reminder.due_s()
         if waited_s is not None:
-            words = "meshdist: no store answers at %s after %.0f s (%s); trying for %.0f s more"
+            words = "no store answers at %s after %.0f s (%s); trying for %.0f s more"
+            if not _log.hasHandlers():  # before a world, Python itself prints the message alone
+                words = f"meshdist: {words}"
             _log.warning(words, name, waited_s, failure, deadline.remaining_s())
         time.sleep(deadline.remaining_s() if is_last else pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

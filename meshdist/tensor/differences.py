@@ -29,11 +29,11 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = np._NoValue, append:
     """Compute differences on the blocks with the rows that follow them; the last blocks get fewer rows."""
     if n < 0:
         raise ValueError(f"order must be non-negative but got {n!r}")
+    if n == 0:
+        return cast(DTensor, a)  # as NumPy
     if np.ndim(a) == 0:
         raise ValueError("diff requires input that is at least one dimensional")
     dim = normalized(axis, np.ndim(a))
-    if n == 0:
-        return cast(DTensor, a)  # as NumPy
     if prepend is not np._NoValue or append is not np._NoValue:
         row = (*np.shape(a)[:dim], 1, *np.shape(a)[dim + 1 :])
         ends = [

@@ -78,7 +78,9 @@ def call(
         found = " ".join(map(str, shapes))
         raise ValueError(f"{name}: operands could not be broadcast together with shapes {found}") from None
     changed = (
-        "out=" if not outs or outs[0] is not inputs[0] else "operand 0, which y += x changes and y = y + x does not,"
+        "out="
+        if not outs or outs[0] is not inputs[0]
+        else "operand 0, which y += x changes in place (y = y + x makes a new array),"
     )
     for given in outs:
         if given.shape != shape:
@@ -220,7 +222,7 @@ def _into(
             returned.append(made)
             continue
         why = f"{changed} is {given.layout.describe(mesh.mesh_dim_names)}"
-        local = require(name, made, given.layout, why, f"{name}(...)", may_be_shifted=True)
+        local = require(name, made, given.layout, why, "the result", may_be_shifted=True)
         np.copyto(given.to_local(), local, casting=kwargs.get("casting", "same_kind"))
         given._origin = origin if given.layout.pending else None
         returned.append(given)

@@ -171,6 +171,8 @@ for _several in _SEVERAL:
 
 def _shift(function: Any) -> None:
     def shift(x: DTensor, axes: Any = None) -> DTensor:
+        if axes is None and x.ndim == 0:
+            function(np.zeros(()))  # raises, as NumPy
         dims = range(x.ndim) if axes is None else [axes] if np.ndim(axes) == 0 else axes
         dims = tuple(normalized(dim, x.ndim) for dim in dims)
         halves = [x.shape[dim] // 2 for dim in dims]

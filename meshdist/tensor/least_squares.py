@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import Any, cast
 
 import numpy as np
 
 from meshdist.tensor.array_reductions import reduce as reduce_dims
-from meshdist.tensor.dispatch import implements
+from meshdist.tensor.dispatch import implements, may_redistribute
 from meshdist.tensor.dtensor import DTensor, wrap
-from meshdist.tensor.linear_algebra import reduced_svd, singular_values
+from meshdist.tensor.linear_algebra import reduced_svd, singular_values, whole
 from meshdist.tensor.norms import norm
 from meshdist.tensor.operands import aligned, as_operand, mesh_of, resolved
+from meshdist.tensor.placements import PlacementError
 
 _linalg: Any = np.linalg
 
@@ -54,7 +54,15 @@ def multi_dot(arrays: Any, *, out: Any = None) -> Any:
     for ndim in ndims[1:-1] if len(ndims) > 2 else ():
         if ndim != 2:
             raise np.linalg.LinAlgError(f"{ndim}-dimensional array given. Array must be two-dimensional")
-    return np.dot(reduce(np.dot, arrays[:-1]), arrays[-1], out=out)
+    product, last = arrays[0], len(arrays) - 1
+    for number, array in enumerate(arrays[1:], 1):
+        before = "arrays[0]" if number == 1 else f"the product of the arrays before arrays[{number}]"
+        try:
+            product = np.dot(product, array, out=out) if number == last else np.dot(product, array)
+        except PlacementError as error:
+            error.args = (str(error).replace("operand 0", before).replace("operand 1", f"arrays[{number}]"),)
+            raise
+    return product
 
 
 @implements(np.linalg.matrix_power)
@@ -67,6 +75,8 @@ def matrix_power(a: DTensor, n: int) -> Any:
         power = np.zeros_like(cast(Any, a))
         power += np.eye(a.shape[-1], dtype=a.dtype)
         return power
+    if n > 1 and not may_redistribute.get():  # else the products redistribute it
+        a = whole("np.linalg.matrix_power", a, 2)
     half = a if n < 2 else matrix_power(a, n // 2)
     squared = half if n < 2 else half @ half
     return squared @ a if n > 2 and n % 2 else squared

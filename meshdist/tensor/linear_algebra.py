@@ -27,8 +27,8 @@ _TALL_TOO = {
 }
 
 
-def _whole(name: str, operand: Any, core: int) -> Any:
-    """Return an operand with its last `core` dimensions whole on every rank, and no pending reduction."""
+def whole(name: str, operand: Any, core: int, what: str = "x") -> Any:
+    """Return an operand, in messages `what`, with its last `core` dimensions whole on every rank, and not pending."""
     if not isinstance(operand, DTensor):
         return np.asarray(operand)
     batch = max(operand.ndim - core, 0)
@@ -36,8 +36,8 @@ def _whole(name: str, operand: Any, core: int) -> Any:
     target = resolved.with_cuts([*resolved.cuts[:batch], *[None] * (operand.ndim - batch)])
     if target is operand.layout:
         return operand
-    why = "matrices must be whole on every rank" + _TALL_TOO.get(name, "")
-    return wrap(require(name, operand, target, why), target, operand.mesh)
+    why = f"{'matrices' if core == 2 else 'vectors'} must be whole on every rank" + _TALL_TOO.get(name, "")
+    return wrap(require(name, operand, target, why, what), target, operand.mesh)
 
 
 def _on_matrices(function: Any, name: str, operands: tuple[Any, ...], cores: tuple[int, ...], options: Any) -> Any:
@@ -49,7 +49,8 @@ def _on_matrices(function: Any, name: str, operands: tuple[Any, ...], cores: tup
             )
     batches = [np.shape(operand)[: np.ndim(operand) - core] for operand, core in zip(operands, cores, strict=True)]
     batch = np.broadcast_shapes(*batches)
-    operands = tuple(_whole(name, operand, core) for operand, core in zip(operands, cores, strict=True))
+    names = ("x",) if len(operands) == 1 else ("a", "b")
+    operands = tuple(whole(name, *each) for each in zip(operands, cores, names, strict=True))
     if len(operands) == 1:
         (matrix,) = operands
         return _placed(function(matrix.to_local(), **options), batch, matrix.layout.cuts[: len(batch)], matrix.mesh)

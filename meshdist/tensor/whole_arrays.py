@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -52,7 +52,7 @@ def _on_whole_arrays(name: str, function: Callable[..., Any], args: Any, kwargs:
     def block_of(value: Any) -> Any:
         if isinstance(value, DTensor):
             if not value.layout.is_replicated:
-                refuse(name)
+                refuse_cut(name)
             arrays.append(value)
             return value.to_local()
         return _mapped(block_of, value)
@@ -71,6 +71,22 @@ def _on_whole_arrays(name: str, function: Callable[..., Any], args: Any, kwargs:
         refuse(name)
     mesh = mesh_of(name, arrays)
     return placed(function(*blocks, **named))
+
+
+# Functions that change their argument, which a redistributed copy of it would take.
+_CHANGING = ("np.put", "np.place", "np.fill_diagonal", "np.put_along_axis")
+
+
+def refuse_cut(name: str) -> NoReturn:
+    if name in _CHANGING or name.endswith(".at"):
+        raise TypeError(
+            f"{name} does not take sharded or pending DTensors; assign to the elements instead, as in x[key] = value,"
+            " or call meshdist.tensor.local_map to change each block by itself"
+        )
+    raise TypeError(
+        f"{name} does not take sharded or pending DTensors; pass x.redistribute({{}}), which every rank has whole, use"
+        " x.full() for a plain array, or call meshdist.tensor.local_map to compute on each block by itself"
+    )
 
 
 def _mapped(convert: Callable[[Any], Any], value: Any) -> Any:

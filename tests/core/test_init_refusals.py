@@ -173,7 +173,7 @@ def test_a_wait_for_the_store_says_where_none_answers(soon_reminded, caplog, por
     with pytest.raises(dist.DistNetworkError):
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=1, world_size=2, timeout=0.9)
     assert re.search(
-        rf"meshdist: no store answers at 127.0.0.1:{port} after \d s \(.*refused\); trying for \d s more", caplog.text
+        rf"no store answers at 127.0.0.1:{port} after \d s \(.*refused\); trying for \d s more", caplog.text
     )
 
 

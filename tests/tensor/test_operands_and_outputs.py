@@ -13,6 +13,8 @@ import meshdist
 from meshdist.tensor import DTensor, Partial, PlacementError, Replicate, Shard, distribute_tensor
 from meshdist.tensor.operands import may_pass
 
+CHANGED = r"operand 0, which y [+]= x changes in place \(y = y [+] x makes a new array\)"
+
 
 def placed(array: Any, mesh: Any, placement: Any) -> DTensor:
     return distribute_tensor(np.asarray(array), mesh, [placement] * len(mesh.shape), src_data_rank=None)
@@ -253,13 +255,11 @@ def test_arrays_changed_in_place_keep_shape_and_placements() -> None:
     def program(mesh: Any, _: Any) -> None:
         rows = placed(np.ones((4, 2)), mesh, Shard(0))
         few, whole = rows[:1], placed(np.ones((4, 2)), mesh, Replicate())
-        with pytest.raises(ValueError, match=r"y = y [+] x does not, must have the shape \(4, 2\) of the result, got"):
+        with pytest.raises(ValueError, match=rf"{CHANGED}, must have the shape \(4, 2\) of the result, got"):
             few += rows
-        with pytest.raises(
-            PlacementError, match=r"operand 0, which y [+]= x changes and y = y [+] x does not, is \(4, 2"
-        ):
+        with pytest.raises(PlacementError, match=rf"{CHANGED}, is \(4, 2"):
             whole += rows
-        with pytest.raises(PlacementError, match=r"out= is \(4, 2\) as {'a': Replicate\(\)}, and np.add\(...\) is"):
+        with pytest.raises(PlacementError, match=r"out= is \(4, 2\) as {'a': Replicate\(\)}, and the result is"):
             np.add(rows, rows, out=whole)
 
     on_meshes(program, meshes=[(2,)])
