@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -40,6 +41,8 @@ from meshdist.system.platform import check_processes
 from meshdist.system.variables import unknown_variables
 
 _STORE_LINGER_S = 0.5
+# A store that ends so long after a rank has come was not that of a world that was just leaving.
+_NOTED_S = 1.0
 
 
 @ending_at_the_call
@@ -152,12 +155,16 @@ def _meet(
                 raise lost from None  # the store ended, and no other one has come
             add_hint(error, url)
             raise error from None
+        joined_s = time.monotonic()
         try:
             world = enter_owned_world(slot, own, my_rank, size, backend, deadline)
         except DistNetworkError as error:
             # The store ended: it was that of the previous world, whose last rank was just leaving. Try again.
             if deadline.expired():
                 raise
+            if time.monotonic() - joined_s > _NOTED_S:  # else that world was just leaving
+                words = "%s; perhaps its rank 0 has ended. Waiting for another store there for %.0f s more"
+                RankLog().warning(words, error, deadline.remaining_s())
             lost = error
             timeout_s = deadline.remaining_s()
             continue

@@ -16,6 +16,7 @@ from meshdist.security.credentials import SECRET_FILE_VARIABLE, SECRET_VARIABLE
 from meshdist.system.command_lines import until_closed
 from meshdist.system.option_parser import OptionParser
 
+_FORMATS = (".png", ".svg", ".pdf")
 _SECRETS = {SECRET_VARIABLE, SECRET_FILE_VARIABLE}
 
 
@@ -50,8 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         states: Mapping[int, RankSnapshot]
         gone: Mapping[int, str] | None = None
-        if given.draw is not None:
-            check_drawable()  # before the seconds of asking
+        if given.draw is not None:  # before the seconds of asking
+            if given.draw.suffix not in _FORMATS:
+                raise ValueError(f"--draw must end in {', '.join(_FORMATS)}, got {str(given.draw)!r}")
+            check_drawable()
         if given.command == "report":
             states = read_dumps(given.directory)
         else:
