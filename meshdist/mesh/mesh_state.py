@@ -15,6 +15,7 @@ from meshdist.mesh.layout.layout import Layout
 from meshdist.mesh.layout.strides import Axis
 from meshdist.runtime.rank_text import ranks_text
 from meshdist.system.name_hints import explaining
+from meshdist.system.plurals import counted
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -79,8 +80,8 @@ class MeshState(CollectiveMethods):
         highest = int(self._layout.ranks.max())
         if highest >= world.size:
             raise ValueError(
-                f"DeviceMesh {self._layout.describe()}: its ranks must lie in 0..{world.size - 1}, as the world has"
-                f" {world.size}, got rank {highest}; start more ranks or create the mesh of fewer"
+                f"DeviceMesh {self._layout.describe()}: the mesh has rank {highest}, but the world has only"
+                f" {counted(world.size, 'rank')}; start more ranks or create a smaller mesh"
             )
         self._coordinate = self._layout.coordinate(world.rank)
         self._world = world

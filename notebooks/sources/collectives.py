@@ -3,7 +3,7 @@
 #
 # Every picture on this page is drawn from the arrays of four ranks, before and after one call; a row is a rank. Rank 0
 # begins with `[1, 2, 3, 4]`, rank 1 with `[10, 20, 30, 40]`, and so on: each rank has a decimal place and a colour, so
-# a number shows which ranks it is the sum of, and a sum has a band of their colours. `show` runs a program on four
+# each number shows the ranks that were added up, and a sum has a band of their colours. `show` runs a program on four
 # threads and draws the arrays that it returns; its code is in `collective_pictures.py`, beside this notebook.
 
 # %%

@@ -87,7 +87,7 @@ def test_device_types(device_type, kind, words):
 @pytest.mark.parametrize(
     ("ranks", "kind", "words"),
     [
-        ([0, 4], ValueError, "DeviceMesh (2): its ranks must lie in 0..3, as the world has 4, got rank 4"),
+        ([0, 4], ValueError, "DeviceMesh (2): the mesh has rank 4, but the world has only 4 ranks"),
         ([[0, 1], [1, 2]], ValueError, "rank 1 appears 2 times among the 4 given"),
         ([0, -1], ValueError, "global ranks must not be negative, got -1"),
         ([[0, 1], [2]], ValueError, "rows of unequal length"),
