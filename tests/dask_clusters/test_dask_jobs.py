@@ -27,6 +27,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("distributed") is None, reason="distributed is not installed: 'meshdist[dask]'"),
 ]
 if find_spec("distributed") is not None or TYPE_CHECKING:
+    import dask
     import dask.array as da
     import dask_ranks
     from distributed import Client, Future, LocalCluster
@@ -40,6 +41,8 @@ PROGRAM = (Path(__file__).parents[2] / "docs" / "dask.md").read_text().split("``
 @pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
     with (
+        # Dask's profiler may hang a worker: python/cpython issue 106883, in Python 3.10, and 3.11 before 3.11.9.
+        dask.config.set({"distributed.worker.profile.enabled": False}),
         LocalCluster(n_workers=RANKS, threads_per_worker=2, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
