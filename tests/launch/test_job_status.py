@@ -138,9 +138,8 @@ def on_a_terminal(place, rows=40, columns=120):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     command = [sys.executable, "-m", "meshdist.launch.meshrun", "-n", "2", "--dashboard", "script.py"]
-    job = subprocess.Popen(
-        command, cwd=place, env=environment(TERM="xterm"), stdin=theirs, stdout=theirs, stderr=theirs
-    )
+    known = {name: value for name, value in environment(TERM="xterm").items() if name not in ("COLUMNS", "LINES")}
+    job = subprocess.Popen(command, cwd=place, env=known, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     return job, ours
 
