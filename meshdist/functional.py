@@ -45,7 +45,7 @@ from meshdist.collectives.all_reduce import all_reduced
 from meshdist.collectives.all_to_all import all_to_all as _all_to_all
 from meshdist.collectives.all_to_all_single import all_to_all_single as _all_to_all_single
 from meshdist.collectives.broadcast import broadcast as _broadcast
-from meshdist.collectives.dimensions import cut_evenly, cut_whole, dimension, joined_along
+from meshdist.collectives.dimensions import check_even, cut_evenly, cut_whole, dimension, joined_along
 from meshdist.collectives.gather import gather as _gather
 from meshdist.collectives.reduce import reduce as _reduce
 from meshdist.collectives.reduce_scatter import reduce_scatter as _reduce_scatter
@@ -503,12 +503,8 @@ def all_to_all_single(
     array, members = _array(x, "all_to_all_single", group), resolve(group)
     place = dimension(members, "all_to_all_single", array, axis, dim)
     first = (place, *(other for other in range(array.ndim) if other != place))  # the divided dimension comes first
-    size = members.size()
-    if place and input_split_sizes is None and array.shape[place] % size:
-        prefix = members.error_prefix("all_to_all_single")
-        raise ValueError(
-            f"{prefix}: dim {place} of x must be a multiple of {size} ranks, got {array.shape}; or pass split sizes"
-        )
+    if place and input_split_sizes is None:
+        check_even(members, "all_to_all_single", array, place, "; or pass split sizes")
     rows = array.transpose(first) if place else array
     count = rows.shape[:1] if output_split_sizes is None else (int(sum(output_split_sizes)),)
     y: Array = new_empty((*count, *rows.shape[1:]), array)

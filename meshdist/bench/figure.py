@@ -11,16 +11,15 @@ from typing import Any
 from meshdist.backends.base import Choice
 from meshdist.bench.measuring import Row
 from meshdist.bench.results import show_size
-
-FORMATS = (".png", ".svg", ".pdf")
+from meshdist.system.drawing_style import PLOT_FORMATS
 
 
 def problem_with(path: Path) -> str | None:
     """Return why no plot can be written to `path`, and what to do; None if it can."""
     if find_spec("matplotlib") is None:
         return "needs matplotlib: pip install matplotlib"
-    if path.suffix not in FORMATS:
-        return f"must end in {', '.join(FORMATS)}, got {str(path)!r}"
+    if path.suffix not in PLOT_FORMATS:
+        return f"must end in {', '.join(PLOT_FORMATS)}, got {str(path)!r}"
     return None
 
 

@@ -48,4 +48,6 @@ def all_reduced(x: Any, op: Op, group: GroupLike) -> Any:
     members = resolve(group)
     if members.reduces_apart(x):  # which saves a copy
         return members.submit(all_reduce, x, new_empty(x.shape, x), op, None, False)
-    return all_reduce(x.copy(), op, group)
+    y = x.copy()
+    all_reduce(y, op, group)  # returns nothing on a rank that is not in the group
+    return y

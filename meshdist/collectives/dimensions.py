@@ -55,13 +55,18 @@ def stacked_along(arrays: list[Any], like: Any, place: int) -> Any:
     return joined_along(stack, place)
 
 
-def cut_evenly(members: Group, of: str, array: Any, place: int) -> Any:
-    """Return the equal blocks of an array along dimension `place`, stacked along a new first dimension."""
+def check_even(members: Group, of: str, array: Any, place: int, advice: str = "") -> None:
+    """Raise ValueError if dimension `place` of an array is not a multiple of the number of ranks."""
     size, shape = max(1, members.size()), array.shape
     if array.ndim == 0 or shape[place] % size:
-        raise ValueError(
-            f"{members.error_prefix(of)}: dim {place} of x must be a multiple of {size} ranks, got {shape}"
-        )
+        prefix = members.error_prefix(of)
+        raise ValueError(f"{prefix}: dim {place} of x must be a multiple of {size} ranks, got {shape}{advice}")
+
+
+def cut_evenly(members: Group, of: str, array: Any, place: int) -> Any:
+    """Return the equal blocks of an array along dimension `place`, stacked along a new first dimension."""
+    check_even(members, of, array, place)
+    size, shape = max(1, members.size()), array.shape
     blocks = array.reshape(*shape[:place], size, shape[place] // size, *shape[place + 1 :])
     return blocks.transpose((place, *(other for other in range(blocks.ndim) if other != place))) if place else blocks
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from meshdist.debug.report import read_dumps, report_on
 from meshdist.debug.states import RankSnapshot
@@ -14,14 +15,47 @@ from meshdist.debug.wait_graph import who_waits
 from meshdist.errors import DistError
 from meshdist.security.credentials import SECRET_FILE_VARIABLE, SECRET_VARIABLE
 from meshdist.system.command_lines import until_closed
+from meshdist.system.drawing_style import PLOT_FORMATS
 from meshdist.system.option_parser import OptionParser
 
-_FORMATS = (".png", ".svg", ".pdf")
+if TYPE_CHECKING:
+    from meshdist.debug.attach import Found
+
 _SECRETS = {SECRET_VARIABLE, SECRET_FILE_VARIABLE}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    try:
+        if given.draw is not None:  # before the seconds of asking
+            if given.draw.suffix not in PLOT_FORMATS:
+                raise ValueError(f"--draw must end in {', '.join(PLOT_FORMATS)}, got {str(given.draw)!r}")
+            check_drawable()
+        states: Mapping[int, RankSnapshot]
+        gone: Mapping[int, str] | None = None
+        if given.command == "report":
+            states = read_dumps(given.directory)
+        else:
+            found = _attach(given.store, given.pid)
+            print(found.note(), end="")
+            if found.waiting is not None:
+                return 0
+            states, gone = found.states, found.gone
+        print(report_on(states, gone), end="")
+        if given.stacks:
+            print(f"\n{stacks_of(states)}")
+        if given.draw is not None:
+            draw_waits(who_waits(states, gone)).figure.savefig(given.draw, bbox_inches="tight", dpi=120)
+            print(f"wrote {given.draw}")
+    except (ValueError, OSError, ImportError, DistError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> OptionParser:
     parser = OptionParser(prog="python -m meshdist.debug", description=__doc__)
     report, attached = parser.add_commands(
         report="report what went wrong, from the files of the flight recorders",
@@ -44,45 +78,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     for command in (report, attached):
         command.add_argument(
-            "--draw", type=Path, metavar="FILE", help="draw who is waiting for whom (.png, .svg, .pdf)"
+            "--draw", type=Path, metavar="FILE", help=f"draw who is waiting for whom ({', '.join(PLOT_FORMATS)})"
         )
         command.add_argument("--stacks", action="store_true", help="show where each rank is, frame by frame")
-    given = parser.parse_args(arguments)
-    try:
-        states: Mapping[int, RankSnapshot]
-        gone: Mapping[int, str] | None = None
-        if given.draw is not None:  # before the seconds of asking
-            if given.draw.suffix not in _FORMATS:
-                raise ValueError(f"--draw must end in {', '.join(_FORMATS)}, got {str(given.draw)!r}")
-            check_drawable()
-        if given.command == "report":
-            states = read_dumps(given.directory)
-        else:
-            from meshdist.debug.attach import attach, jobs_here, only_job_here, store_of
+    return parser
 
-            access: Mapping[str, str] = {}
-            if given.pid is not None:
-                given.store, access = store_of(given.pid)
-            elif given.store is None:
-                given.store, _, access = only_job_here()
-            elif _SECRETS.isdisjoint(os.environ):
-                access = next((job.access for job in jobs_here() if job.address == given.store), access)
-            os.environ.update(access)
-            found = attach(given.store)
-            states, gone = found.states, found.gone
-            print(found.note(), end="")
-            if found.waiting is not None:
-                return 0
-        print(report_on(states, gone), end="")
-        if given.stacks:
-            print(f"\n{stacks_of(states)}")
-        if given.draw is not None:
-            draw_waits(who_waits(states, gone)).figure.savefig(given.draw, bbox_inches="tight", dpi=120)
-            print(f"wrote {given.draw}")
-    except (ValueError, OSError, ImportError, DistError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 1
-    return 0
+
+def _attach(store: str | None, pid: int | None) -> Found:
+    """Return what the ranks of a job do; take the access to its store from a rank on this host, if there is one."""
+    from meshdist.debug.attach import attach, jobs_here, only_job_here, store_of
+
+    access: Mapping[str, str] = {}
+    if pid is not None:
+        store, access = store_of(pid)
+    elif store is None:
+        store, _, access = only_job_here()
+    elif _SECRETS.isdisjoint(os.environ):
+        access = next((job.access for job in jobs_here() if job.address == store), access)
+    os.environ.update(access)
+    return attach(store)
 
 
 def stacks_of(states: Mapping[int, RankSnapshot]) -> str:

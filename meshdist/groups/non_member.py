@@ -68,6 +68,10 @@ class NonMember(CollectiveMethods):
         """Return True: calls that do nothing accept arrays on any device."""
         return True
 
+    def reduces_apart(self, array: Any) -> bool:
+        """Return False: nothing is written."""
+        return False
+
     def size(self) -> int:
         return -1
 

@@ -333,7 +333,8 @@ class ProcessGroup(CollectiveMethods, Membership):
 
     def reduces_apart(self, array: Any) -> bool:
         """Return whether an all_reduce of `array` may write to another array; see `Backend`."""
-        least_bytes = self._backends.for_buffers((array,)).least_apart_bytes
+        backend = self.named(self.error_prefix("all_reduce"), self._backends.for_buffers, (array,))
+        least_bytes = backend.least_apart_bytes
         return least_bytes is not None and array.nbytes >= least_bytes
 
     def device_calls(self, of: str) -> DeviceCalls | None:

@@ -16,6 +16,9 @@ ONE_HOST = "#e4e4e4"
 
 MINE = "#aa3377"
 
+PLOT_FORMATS = (".png", ".svg", ".pdf")
+"""The ends of the names of files into which command lines draw."""
+
 NUM_COLOURS = len(_FILLS)
 # Of their width, what is left of Axes beside a wide legend.
 _LEAST_WIDTH = 0.3

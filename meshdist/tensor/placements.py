@@ -140,7 +140,7 @@ def placements_in_order(
 
     Raises:
         TypeError: What stands for an axis is no placement.
-        PlacementError: A sequence that has not one element for each axis of the mesh, or an axis twice.
+        PlacementError: A sequence without exactly one element for each axis of the mesh, or an axis twice.
         UnknownAxisError: The mesh has no such axis. The error is both a KeyError and a ValueError.
     """
     if placements is None:

@@ -52,7 +52,7 @@ def _on_whole_arrays(name: str, function: Callable[..., Any], args: Any, kwargs:
     def block_of(value: Any) -> Any:
         if isinstance(value, DTensor):
             if not value.layout.is_replicated:
-                refuse_cut(name)
+                _refuse_cut(name)
             arrays.append(value)
             return value.to_local()
         return _mapped(block_of, value)
@@ -77,7 +77,7 @@ def _on_whole_arrays(name: str, function: Callable[..., Any], args: Any, kwargs:
 _CHANGING = ("np.put", "np.place", "np.fill_diagonal", "np.put_along_axis")
 
 
-def refuse_cut(name: str) -> NoReturn:
+def _refuse_cut(name: str) -> NoReturn:
     if name in _CHANGING or name.endswith(".at"):
         raise TypeError(
             f"{name} does not take sharded or pending DTensors; assign to the elements instead, as in x[key] = value,"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import meshdist as dist
+from meshdist import functional
 
 pytestmark = pytest.mark.timeout(60)
 NON_MEMBER = dist.GroupMember.NON_GROUP_MEMBER
@@ -208,6 +209,18 @@ def test_calls_from_outside_warn_and_do_nothing(name):
     said = f"{name} on a group that this rank is not in does nothing", os.path.basename(__file__)
     # One rank outside: threads share the filters of warnings.
     assert dist.run(call_from_outside, 2, (name,), timeout=20) == [None, [said, said]]
+
+
+def reduce_from_outside():
+    group = dist.new_group([0])
+    x = np.ones((5 << 20) // 8)  # so long that members of larger groups reduce into another array
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return functional.all_reduce(x, group=group).tolist() == x.tolist()
+
+
+def test_a_functional_call_from_outside_returns_a_copy():
+    assert dist.run(reduce_from_outside, 2, timeout=20) == [True, True]
 
 
 def ask_from_outside():
