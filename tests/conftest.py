@@ -119,6 +119,18 @@ SLOW_TESTS = re.compile(
     r"|test_reductions_by_reading_are_the_same\[3-core"
     r"|test_destroyed_groups_leave_no_memory_behind\[gloo\]"
     r"|conformance/.*\[threads-2"
+    # Each waits for a second or two; on processes that share memory, or of another kind, it is a quick test.
+    r"|faults/test_(awaited_i(sends|recvs)|cycles_beside_others|receives_from_anyone|send_circles|wait_any_cycles)"
+    r".*[\[-]threads\]"
+    r"|test_awaited_isends.*\[(as_a_batch|to_both_sides|two_to_each)-"
+    r"|test_one_of_the_layouts_exchanges_nothing\[(.*-threads|(map|np).*-gloo)"
+    r"|test_no_slot_is_written_before_it_is_read\[(all-2|even|none-3)"
+    r"|test_circle_proof.*\[[12]-"
+    r"|test_(deadlines_name_what_is_there|ranks_that_all_send_first_learn_what_to_call)\[(threads|gloo-tcp)"
+    r"|test_a_deadlock_(of_an_exchange_is_explained_once|is_told_in_full_by_one_rank)\[(threads|gloo-tcp)"
+    r"|test_messages_both_ways_that_nobody_receives_end.*\[(threads|gloo-tcp)"
+    r"|test_a_rank_that_ends_early_with_status_0\[(_exit|destroys)"
+    r"|test_store_resumption.*\[in the clear"
 )
 # Patterns of the names of slow tests that repeat others, in more worlds, with more libraries or more versions.
 EXHAUSTIVE = re.compile(
