@@ -237,6 +237,8 @@ def _unknown(op: object) -> str:
     hint = "" if meant is None else f"; did you mean {meant!r}?"
     if isinstance(op, str) and _is_of_places(op):
         hint = _OF_PLACES
+    elif isinstance(op, str) and meant is None and op.isidentifier():
+        hint = f"; if it is an axis of a mesh, pass group=mesh[{op!r}]"
     return f"unknown op {op!r}; choose from {known}{hint}"
 
 
