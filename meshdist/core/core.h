@@ -289,6 +289,10 @@ typedef struct {
         int64_t began_ns;   /* of the message that is timed, or 0 */
         int64_t best_ns[2]; /* through the ring, and announced */
     } trial;
+    /* Of announced sends before which no receive was deferred: how many messages the group had begun then, and how many
+       sends are not announced now, as this rank did nothing but wait for the last one. */
+    unsigned long long messages_then;
+    int num_lone;
 } Ring;
 
 extern PyTypeObject *ring_type;
@@ -301,6 +305,10 @@ bool ring_waits(const Ring *ring);
 /* Whether the next send is to be announced, as this rank receives as well; announce it, and return 1, or as above; and note
    that what began with it has ended. */
 bool ring_announces(Ring *ring);
+/* Whether a send is to be announced before this rank receives anything: a long one, unless this rank does nothing but wait
+   for it, as its receiver copies it alone; and note that it is awaited. `num_messages` is how many the group has begun. */
+bool ring_announces_first(Ring *ring, unsigned long long num_messages);
+void ring_is_awaited(Ring *ring, unsigned long long num_messages);
 int ring_announce(Ring *ring, char *data, uint64_t *number);
 void ring_ended(Ring *ring);
 bool ring_is_taken(const Ring *ring, uint64_t number);

@@ -129,7 +129,7 @@ bool ring_announces(Ring *self)
     Py_ssize_t length = length_of(self, self->kind.num_bytes);
     if (self->follow == Py_None)
         return false;
-    if (length > self->pipe.num_bytes / 2 || !has_room(self, length))
+    if (length > self->pipe.num_bytes || !has_room(self, length))
         return true;
     uint32_t turn = self->trial.messages++ % PERIOD;
     self->trial.began_ns = 0;
@@ -140,6 +140,27 @@ bool ring_announces(Ring *self)
         self->trial.best_ns[self->trial.announces] = INT64_MAX;
     self->trial.began_ns = now_ns();
     return self->trial.announces;
+}
+
+/* After a send of a rank that did nothing but wait for it, so many are not announced. */
+enum { LONE = 64 };
+
+bool ring_announces_first(Ring *self, unsigned long long num_messages)
+{
+    Py_ssize_t length = length_of(self, self->kind.num_bytes);
+    self->messages_then = 0;
+    if (self->follow == Py_None || (length <= self->pipe.num_bytes && has_room(self, length)))
+        return false;
+    if (self->num_lone > 0 && --self->num_lone > 0)
+        return false;
+    self->messages_then = num_messages;
+    return true;
+}
+
+void ring_is_awaited(Ring *self, unsigned long long num_messages)
+{
+    if (num_messages == self->messages_then)
+        self->num_lone = LONE;
 }
 
 void ring_ended(Ring *self)

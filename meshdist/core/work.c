@@ -106,8 +106,10 @@ bool may_defer(const Calls *calls) { return PyObject_Size(calls->deferred) < mos
 
 bool may_announce(Calls *calls, PyObject *run)
 {
-    if (PyObject_Size(calls->deferred) == 0 || PyObject_Size(calls->announced) >= most_deferred)
+    if (PyObject_Size(calls->announced) >= most_deferred)
         return false;
+    if (PyObject_Size(calls->deferred) == 0)
+        return ring_announces_first((Ring *)run, calls->num_messages + 1);
     Py_XSETREF(calls->timed, (Ring *)Py_NewRef(run));
     return ring_announces((Ring *)run);
 }
@@ -385,6 +387,7 @@ static int await_taken(Calls *calls, Handle *self)
 {
     Ring *ring = (Ring *)Py_NewRef(self->run);
     int status = 1;
+    ring_is_awaited(ring, calls->num_messages);
     for (int64_t until = now_ns() + TAKEN_NS; status > 0 && self->run != NULL && !self->is_done;) {
         if (ring_is_taken(ring, self->word)) {
             status = finish_announced(calls, self);

@@ -26,6 +26,7 @@ from meshdist.groups.unposted_messages import (
     DeferredWork,
     Facts,
     Guarded,
+    MessageQueue,
     PersistentRequest,
     message_steps,
 )
@@ -35,7 +36,7 @@ from meshdist.runtime.flight_recorder import COMPLETED, FACTS, Record, clock, us
 from meshdist.runtime.hooks import EXCHANGE_CALLS, MESSAGE_CALLS, CallObserver
 from meshdist.runtime.object_messages import ObjectMessage, ObjectsWork, async_calls
 from meshdist.runtime.plan_cache import remember
-from meshdist.runtime.progress import Job, JobQueue, Progress
+from meshdist.runtime.progress import Job, Progress
 from meshdist.runtime.waiting import Incoming, Waitable
 from meshdist.runtime.work import ReceiptWork, Work, done_work
 
@@ -57,7 +58,7 @@ class PointToPoint(Exchanges):
         super().__init__(group)
         self._group = group
         self._progress = progress
-        self._queues: WeakValueDictionary[Any, JobQueue] = WeakValueDictionary()
+        self._queues: WeakValueDictionary[Any, MessageQueue] = WeakValueDictionary()
         self._closing = False
         # Requests whose arguments have been checked, by peer, tag, dtype and shape; emptied when the group ends.
         self._sends: dict[Any, PersistentRequest] = {}
@@ -441,7 +442,7 @@ class PointToPoint(Exchanges):
             work.complete(None)
             return
         if queue is None:
-            queue = self._queues[key] = JobQueue(self._progress)
+            queue = self._queues[key] = MessageQueue(self._progress, self.deferral)
         steps = partial(message_steps, Guarded(waitable, partial(self.check, error_prefix)), waitable, arrive)
         try:
             self._progress.submit(queue, Job(steps, work, group.timeout_s, error_prefix, group.fail, record))

@@ -62,6 +62,22 @@ def message_steps(guarded: Waitable, waitable: Waitable, arrive: Any) -> Iterato
         arrive(waitable)
 
 
+class MessageQueue(JobQueue):
+    """Messages to one rank, or receives of one kind, in their order.
+
+    A peer may need a receive of this rank before it takes the message that a thread waits for, so receives that are
+    deferred are posted first.
+    """
+
+    def __init__(self, progress: Progress, deferral: DeferredReceives) -> None:
+        super().__init__(progress)
+        self._deferral = deferral
+
+    def carry(self, work: Work) -> None:
+        self._deferral.post_all()
+        super().carry(work)
+
+
 class PersistentRequest:
     """The messages of one tag, dtype and shape to, or from, one rank or any, whose arguments have been checked."""
 

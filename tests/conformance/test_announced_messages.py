@@ -35,9 +35,12 @@ class Exchange:
                 work.wait()
             self.check()
 
-    def begin(self):
+    def begin(self, *, sends_first=False):
         self.number += 1
         self.given[:] = 2 * self.number + self.rank
+        if sends_first:
+            sending = self.group.isend(self.given, self.peer)
+            return self.group.irecv(self.taken, self.peer), sending
         return self.group.irecv(self.taken, self.peer), self.group.isend(self.given, self.peer)
 
     def check(self):
@@ -60,6 +63,50 @@ def exchange_in_both_orders(num_bytes, times):
 def test_messages_both_ways_are_announced(worlds, num_bytes):
     # Not those before which the progress thread has posted the receive.
     assert all(worlds.world("gloo", 2).run(exchange_in_both_orders, num_bytes, 12))
+
+
+def send_first(num_bytes, times):
+    exchange, announced = Exchange(num_bytes), 0
+    for turn in range(times):
+        receiving, sending = exchange.begin(sends_first=True)
+        announced += isinstance(sending, AnnouncedWork)
+        for work in (receiving, sending) if turn % 2 else (sending, receiving):
+            work.wait()
+        exchange.check()
+    return announced
+
+
+def test_a_long_message_is_announced_before_anything_is_received(worlds):
+    assert worlds.world("gloo", 2).run(send_first, 2 * MIB, 12) == [12, 12]
+
+
+def test_what_has_room_is_written_before_anything_is_received(worlds):
+    assert worlds.world("gloo", 2).run(send_first, MIB // 4, 12) == [0, 0]
+
+
+def send_alone(num_bytes, times):
+    """Only rank 0 sends, and waits for that alone; then both do."""
+    exchange, announced = Exchange(num_bytes), []
+    if exchange.rank == 0:
+        for number in range(times):
+            exchange.given[:] = number
+            sending = exchange.group.isend(exchange.given, 1)
+            announced.append(isinstance(sending, AnnouncedWork))
+            sending.wait()
+    else:
+        for number in range(times):
+            exchange.group.recv(exchange.taken, 0)
+            assert (exchange.taken == number).all()
+    for _ in range(3):
+        for work in exchange.begin(sends_first=True):
+            work.wait()
+        exchange.check()
+    return [number for number, is_announced in enumerate(announced) if is_announced]
+
+
+def test_a_rank_that_waits_for_a_send_alone_copies_as_well(worlds):
+    # The first of them shows it; later, another one is tried.
+    assert worlds.world("gloo", 2).run(send_alone, 2 * MIB, 100) == [[0, 64], []]
 
 
 def exchange_around(num_bytes):

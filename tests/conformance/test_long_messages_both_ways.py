@@ -68,7 +68,7 @@ def again_and_again(num_bytes):
         assert {int(taken.min()), int(taken.max())} == {(number + peer) % 256}
 
 
-@pytest.mark.parametrize("num_bytes", [(64 << 10) + 1, 128 << 10, 600 << 10])
+@pytest.mark.parametrize("num_bytes", [(64 << 10) + 1, 128 << 10, 600 << 10, MIB])
 def test_repeated_messages_arrive_in_whichever_way(world_of_2, num_bytes):
     world_of_2.run(again_and_again, num_bytes)
 
