@@ -87,6 +87,21 @@ static bool has_room(Ring *self, Py_ssize_t length)
     return end - self->tail <= most;
 }
 
+/* Wait for room as long as the receiver makes some: it takes what this rank has sent before. */
+static bool gets_room(Ring *self, Py_ssize_t length)
+{
+    if (length > self->pipe.num_bytes)
+        return false;
+    uint64_t tail = self->tail;
+    for (int spins = SPINS; !has_room(self, length) && spins > 0; spins--) {
+        if (self->tail != tail)
+            spins = SPINS;
+        tail = self->tail;
+        pause_briefly();
+    }
+    return has_room(self, length);
+}
+
 /* Write the header of a message and its bytes. Its receiver may read the first pieces meanwhile. */
 static void write_message(Ring *self, const Header *header, const char *data, uint64_t number)
 {
@@ -129,7 +144,7 @@ bool ring_announces(Ring *self)
     Py_ssize_t length = length_of(self, self->kind.num_bytes);
     if (self->follow == Py_None)
         return false;
-    if (length > self->pipe.num_bytes || !has_room(self, length))
+    if (!gets_room(self, length))
         return true;
     uint32_t turn = self->trial.messages++ % PERIOD;
     self->trial.began_ns = 0;
@@ -149,7 +164,7 @@ bool ring_announces_first(Ring *self, unsigned long long num_messages)
 {
     Py_ssize_t length = length_of(self, self->kind.num_bytes);
     self->messages_then = 0;
-    if (self->follow == Py_None || (length <= self->pipe.num_bytes && has_room(self, length)))
+    if (self->follow == Py_None || gets_room(self, length))
         return false;
     if (self->num_lone > 0 && --self->num_lone > 0)
         return false;
@@ -300,6 +315,12 @@ static int copy_announced(Ring *self, char *data, Py_ssize_t num_bytes, uint64_t
     return status;
 }
 
+/* Whether so much has come. */
+static bool ring_holds(const Ring *self, Py_ssize_t length)
+{
+    return load(self->pipe.head) - load(self->pipe.tail) >= (uint64_t)length;
+}
+
 /* Take the next message as a whole: if its rest does not come, what has come stays for a request. */
 static int take_next(Ring *self, const Header *header, char *data)
 {
@@ -311,6 +332,9 @@ static int take_next(Ring *self, const Header *header, char *data)
         if (copied <= 0)
             return copied;
         length = self->unit;
+    } else if (ring_holds(self, length)) { /* the sender may wait for its room */
+        store(self->pipe.tail, tail + self->unit);
+        stream_drain(&self->pipe, data, header->num_bytes, 0, false);
     } else if (length > self->pipe.num_bytes
                || stream_look(&self->pipe, tail + self->unit, data, header->num_bytes) < header->num_bytes) {
         return 0;
