@@ -49,9 +49,8 @@ def take_first_come(rank: int, size: int) -> list[float]:
     works = [dist.irecv(array, src=source) for source, array in enumerate(arrays, start=1)]
     means = [0.0] * len(works)
     for _ in arrays:
-        number = dist.wait_any(works)  # the index of a receive that has ended
+        number = dist.wait_any(works)  # the index of a receive that has ended, and has not been waited for
         works[number].wait()  # returns at once, or raises the error of this receive
-        works[number] = None  # so that wait_any does not return it again
         means[number] = float(arrays[number].mean())
     return means
 

@@ -20,7 +20,7 @@ VARIABLE = "MESHDIST_CORE"
 
 _CHOICES = ("auto", "python", "require")
 # What this package and the module expect of each other; the same number stands in module.c.
-_INTERFACE = 22
+_INTERFACE = 23
 _CREATED = 2  # in a record; see `runtime.flight_recorder`
 
 T = TypeVar("T")
@@ -57,8 +57,8 @@ class PlainHandle:
     """
 
     __slots__ = (
-        "_callbacks", "_error", "_error_prefix", "_is_done", "_observer", "_value", "forgotten", "kind", "queue",
-        "record", "source",
+        "_callbacks", "_error", "_error_prefix", "_is_done", "_observer", "_value", "_was_awaited", "forgotten", "kind",
+        "queue", "record", "source",
     )  # fmt: skip
 
     forgotten: list[Any] | None

@@ -44,6 +44,7 @@ class Handle:
     _is_done: bool
     _observer: Any
     _value: Any
+    _was_awaited: bool
     queue: Any
     record: Any
     forgotten: list[Any] | None

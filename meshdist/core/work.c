@@ -432,8 +432,10 @@ static PyObject *handle_wait(Handle *self, PyObject *const *args, Py_ssize_t num
         show_handled();
         return NULL;
     }
-    if (self->is_done && self->error == NULL && num_args == 0 && kwnames == NULL)
+    if (self->is_done && self->error == NULL && num_args == 0 && kwnames == NULL) {
+        self->was_awaited = true;
         Py_RETURN_TRUE;
+    }
     PyObject *waits[4] = {(PyObject *)self};
     Py_ssize_t size = num_args + (kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames));
     if (size > 3) {
@@ -485,6 +487,8 @@ static int poll(Handle *self)
     return self->is_done;
 }
 
+static bool is_new(PyObject *work) { return PyObject_TypeCheck(work, handle_type) && !((Handle *)work)->was_awaited; }
+
 static PyObject *poll_any(PyObject *module, PyObject *works)
 {
     if (!PyList_CheckExact(works)) {
@@ -504,10 +508,14 @@ static PyObject *poll_any(PyObject *module, PyObject *works)
         if (PyObject_TypeCheck(PyList_GET_ITEM(works, i), handle_type))
             Py_CLEAR(((Handle *)PyList_GET_ITEM(works, i))->forgotten);
     int64_t until = now_ns() + YIELD_NS;
+    bool are_new = false; /* whether some have not been waited for */
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(works); i++)
+        are_new = are_new || is_new(PyList_GET_ITEM(works, i));
     for (int spins = SPINS; spins > 0 || now_ns() < until; spins--) {
         for (Py_ssize_t i = 0; i < PyList_GET_SIZE(works); i++) {
             PyObject *work = PyList_GET_ITEM(works, i);
-            int done = PyObject_TypeCheck(work, handle_type) ? poll((Handle *)work) : 0;
+            bool counts = PyObject_TypeCheck(work, handle_type) && (is_new(work) || !are_new);
+            int done = counts ? poll((Handle *)work) : 0;
             if (done != 0)
                 return done < 0 ? NULL : PyLong_FromSsize_t(i);
         }
@@ -675,6 +683,7 @@ static PyMethodDef methods[] = {
 
 static PyMemberDef members[] = {
     {"_is_done", T_BOOL, offsetof(Handle, is_done), 0, NULL},
+    {"_was_awaited", T_BOOL, offsetof(Handle, was_awaited), 0, NULL},
     {"_value", T_OBJECT, offsetof(Handle, value), 0, NULL},
     {"_error", T_OBJECT, offsetof(Handle, error), 0, NULL},
     {"_observer", T_OBJECT_EX, offsetof(Handle, observer), 0, NULL},

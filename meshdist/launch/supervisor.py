@@ -22,8 +22,10 @@ DEFAULT_GRACE_S = 10.0
 DEFAULT_INTERVAL_S = 0.25
 """Period of checks without a descriptor, such as for the ranks' error files."""
 
-# How long the cause of the known failures may take, on a busy machine, to be noticed or written.
+# How long the cause of known failures may take, on a busy machine, to be noticed or written: where these are secondary,
+# so that there must be one, and where a call of meshdist failed, which one of the other ranks may have caused.
 _SETTLE_S = 3.0
+_SETTLE_SHARED_S = 0.5
 _SETTLE_SLICE_S = 0.02
 _AFTER_KILL_S = 5.0
 
@@ -33,10 +35,10 @@ class Supervisor:
 
     A rank has failed when it exited with a nonzero status, or as soon as it wrote its error file (one of its threads
     may keep it from exiting). A failing rank makes its peers fail within milliseconds, and their failures may be
-    noticed first. A call that ranks waited for in a circle, or that they made with other arguments, fails on all of
-    them, and one may have made it in the handler of the exception that is the cause. So unless the first of the known
-    failures explains itself, wait for others before reporting, as long as other ranks run and for at most three
-    seconds.
+    noticed first. So if all known failures are secondary, wait for their cause before reporting, as long as other ranks
+    run and for at most three seconds. A call that ranks waited for in a circle, or that they made with other arguments,
+    fails on all of them, and one may have made it in the handler of the exception that is the cause: wait half a second
+    for that.
     """
 
     def __init__(self, job: Job, interrupts: Interrupts | None = None, interval_s: float = DEFAULT_INTERVAL_S) -> None:
@@ -113,12 +115,12 @@ class Supervisor:
             shutil.rmtree(self.job.error_directory, ignore_errors=True)
 
     def _settle(self) -> None:
-        deadline = Deadline(_SETTLE_S)
-        while (
-            self._worker_set.running
-            and not first_cause(self._failures.values()).is_explained
-            and not deadline.expired()
-        ):
+        limits = {True: Deadline(_SETTLE_S), False: Deadline(_SETTLE_SHARED_S)}
+        while self._worker_set.running:
+            first = first_cause(self._failures.values())
+            deadline = limits[first.secondary]
+            if first.is_explained or deadline.expired():
+                break
             self._wait(deadline.slice_s(_SETTLE_SLICE_S))
 
     def _wait(self, timeout_s: float) -> None:

@@ -20,10 +20,11 @@ def _moved(event: Event, offset_ns: int) -> Event:
 
 
 def with_waits(tracks: Sequence[Track]) -> list[Track]:
-    """Return the tracks of several ranks; each sync call has the time it waited, and the rank it waited for.
+    """Return the tracks of several ranks; each call has the rank it waited for, and a sync one the time it waited.
 
     A collective ends only after the last rank has begun it; until then the other ranks wait for that rank. A receiver
-    waits until the message is sent, and an unbuffered sender waits until the receiver calls.
+    waits until the message is sent, and an unbuffered sender waits until the receiver calls. An async call waits as
+    well, whatever its rank does meanwhile.
     """
     last, partners = last_of_collectives(tracks), {}
     for one, other in pairs(tracks):
@@ -64,8 +65,6 @@ def _lines(tracks: Iterable[Track], sends: bool) -> dict[tuple[str, int, int | N
 
 
 def _waited(event: Event, rank: int, last: dict[tuple[str, int], tuple[int, int]], partners: dict[int, Event]) -> Event:
-    if event.is_async:
-        return event
     if event.parts:
         # The call ends only after all messages to this rank have been sent.
         others = [(partners[id(part)], part.peer) for part in event.parts if id(part) in partners]
@@ -79,8 +78,9 @@ def _waited(event: Event, rank: int, last: dict[tuple[str, int], tuple[int, int]
             return event
         came_ns, who = partner.begin_ns, event.peer
         if event.is_send and event.end_ns < came_ns:
-            return replace(event, wait_ns=0)  # it was buffered
+            return event if event.is_async else replace(event, wait_ns=0)  # it was buffered
     else:
         came_ns, who = last[event.key]
-    wait_ns = min(max(came_ns - event.begin_ns, 0), event.end_ns - event.begin_ns)
-    return replace(event, wait_ns=wait_ns, waits_for=who if wait_ns and who != rank else None)
+    late_ns = min(max(came_ns - event.begin_ns, 0), event.end_ns - event.begin_ns)
+    wait_ns = event.wait_ns if event.is_async else late_ns
+    return replace(event, wait_ns=wait_ns, waits_for=who if late_ns and who != rank else None, late_ns=late_ns)

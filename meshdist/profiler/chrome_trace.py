@@ -84,9 +84,8 @@ def _slices(event: Event, line: int, zero_ns: int) -> Iterator[dict[str, Any]]:
         about["failed"] = True
     duration_us = (event.end_ns - event.begin_ns) / 1e3
     yield {**place, "name": f"{event.name} {event.group}", "cat": event.group, "dur": duration_us, "args": about}
-    if event.waits_for is not None and (event.wait_ns or 0) >= _SHOWN_WAIT_NS:
-        waits = f"waits for rank {event.waits_for}"
-        yield {**place, "name": waits, "cat": "wait", "dur": (event.wait_ns or 0) / 1e3}
+    if event.waits_for is not None and event.late_ns >= _SHOWN_WAIT_NS:
+        yield {**place, "name": f"waits for rank {event.waits_for}", "cat": "wait", "dur": event.late_ns / 1e3}
 
 
 def _arrow(number: int, sent: Event, received: Event, lines: dict[int, int], zero_ns: int) -> Iterator[dict[str, Any]]:

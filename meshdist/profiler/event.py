@@ -30,7 +30,8 @@ class Event:
         peer: For a message, the global rank of the other side, -1 if none has matched; None for other calls.
         tag: The tag of a message.
         key: The name of the group, and the index of the call on it; equal on all ranks of a collective.
-        waits_for: The global rank that this call waited for.
+        waits_for: The global rank that this call waited for, the last one to begin it.
+        late_ns: From the begin of this call to that of the rank it waited for, or to its end.
         parts: The messages of `sendrecv`, `shift` and `halo_exchange`, with the times of the whole call.
         sets_up: This call set up the group, as its first one does.
     """
@@ -50,6 +51,7 @@ class Event:
     tag: int
     key: tuple[str, int]
     waits_for: int | None = None
+    late_ns: int = 0
     parts: tuple[Event, ...] = ()
     sets_up: bool = False
 

@@ -64,9 +64,11 @@ def slowest_rank(tracks: Sequence[Track]) -> Slowest | None:
     for track in tracks:
         for event in track.events:
             # Ranks reach the set-up of a group at times that differ by their start, which says nothing of their steps.
-            if event.waits_for is not None and event.wait_ns is not None and not event.sets_up:
+            # An async call that waits need not block its rank.
+            wait_ns = min(event.wait_ns or 0, event.late_ns)
+            if event.waits_for is not None and wait_ns and not event.sets_up:
                 nanoseconds, calls = waits.get(event.waits_for, (0, 0))
-                waits[event.waits_for] = nanoseconds + event.wait_ns, calls + 1
+                waits[event.waits_for] = nanoseconds + wait_ns, calls + 1
     if not waits:
         return None
     rank = max(waits, key=lambda other: waits[other])

@@ -189,8 +189,8 @@ class _Plot:
         # The short ones are in front: a longer neighbour that begins within their least width would hide them.
         zorder = 2 if width == bar.width else 2.5
         self._ax.add_patch(Rectangle((bar.begin, bar.top), width, bar.height, zorder=zorder, **colours))
-        if event.waits_for is not None and event.wait_ns:
-            waited = event.wait_ns / self._unit_ns
+        if event.waits_for is not None:
+            waited = event.late_ns / self._unit_ns
             self._ax.add_patch(
                 Rectangle((bar.begin, bar.top), waited, bar.height, facecolor="none", zorder=3, **_WAITING)
             )

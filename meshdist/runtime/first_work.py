@@ -20,7 +20,8 @@ class _FirstOf(Work):
 
     def __init__(self, works: list[Work | None]) -> None:
         super().__init__("wait_any", None)
-        self.works = works
+        are_new = any(work is not None and not work._was_awaited for work in works)
+        self.works = [None if work is None or (are_new and work._was_awaited) else work for work in works]
 
     def is_completed(self) -> bool:
         return self.place() is not None
@@ -39,16 +40,16 @@ class _FirstOf(Work):
 def wait_any(works: Sequence[Work | None], timeout: Timeout | None = None) -> int:
     """Block until one of several calls is complete or has failed, and return its index.
 
-    The list stays as it is: remove a Work that has been dealt with, or put None in its place, before the next call.
-    MPI's Waitany does the latter by itself.
+    The list stays as it is. None is passed over. As long as there are others, so are calls whose `wait` has returned
+    or raised their error, as in MPI's Waitany, which replaces their handles.
 
     Args:
-        works: The handles of the calls, of any groups; None is passed over.
+        works: The handles of the calls, of any groups.
         timeout: In seconds or a timedelta. None waits until a call ends; each call has the timeout of its group.
 
     Returns:
         The index of a call that has ended: its `wait()`, which must still be called, returns or raises its error at
-        once. If several calls have ended, the first of them.
+        once. If several calls have ended, the first of them. If all have been waited for, it is the first one of all.
 
     Raises:
         TypeError: `works` is not a sequence of Works.
@@ -84,12 +85,12 @@ def wait_any(works: Sequence[Work | None], timeout: Timeout | None = None) -> in
         if work is not None and not isinstance(work, Work):
             which = f"works[{number}] is" if isinstance(works, (list, tuple)) else "got"
             raise TypeError(f"wait_any: works must be a sequence of Works; {which} {work!r}")
-    present = [work for work in handles if work is not None]
+    first = _FirstOf(handles)
+    present = [work for work in first.works if work is not None]
     if not present:
         raise ValueError("wait_any: works has no Work to wait for")
     for work in present:
         work.forgotten = None
-    first = _FirstOf([*handles])
     queue = None if first.is_completed() else next((work.queue for work in present if work.queue is not None), None)
     if queue is not None:
         queue.carry(first)

@@ -74,6 +74,7 @@ class Completion(core.Handle, metaclass=_Handles):
 
     def __init__(self) -> None:
         self._is_done = False
+        self._was_awaited = False  # `wait` has returned, or raised the error of the call
         self._value: Any = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], object]] = []
@@ -355,6 +356,7 @@ class Work(Completion):
                 queue.await_done(self, self._error_prefix)
             else:
                 queue.wait_for(self, self._error_prefix, seconds(timeout))
+        self._was_awaited = True
         if self._error is not None:
             hand_over(self._error)
             raise self._error

@@ -25,7 +25,7 @@ def in_the_order_of_the_senders(num_bytes):
             assert works[1].source_rank() == 2
             dist.send(go, 1)
             assert dist.wait_any(works[:1]) == 0
-            assert dist.wait_any(works) == 0  # the first of those that have ended
+            assert dist.wait_any(works) == 0
             assert rooms[0][-1] == 1
             works[0].wait()
         else:
@@ -107,6 +107,28 @@ def one_fails():
 @PLACES
 def test_a_call_that_fails_has_ended(worlds, backend):
     worlds.world(backend, 2).run(one_fails)
+
+
+def each_once():
+    """As in a loop around MPI's Waitany."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for _ in range(4):  # the core makes later receives
+        if rank:
+            dist.send(np.array([rank]), 0)
+            continue
+        rooms = np.zeros((size - 1, 1), int)
+        works, taken = [dist.irecv(room, src) for src, room in enumerate(rooms, 1)], []
+        for _ in works:
+            place = dist.wait_any(works)
+            works[place].wait()
+            taken.append(rooms[place].item())
+        assert sorted(taken) == list(range(1, size))
+        assert dist.wait_any(works) == 0  # of those that have all been waited for
+
+
+@PLACES
+def test_calls_that_have_been_waited_for_are_passed_over(worlds, backend):
+    worlds.world(backend, 3).run(each_once)
 
 
 def many_waits():

@@ -1,10 +1,13 @@
 """The launcher's values and small objects: messages between launchers, paths, environments, exits."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
+
+import pytest
 
 from meshdist.launch.agent import Settings
 from meshdist.launch.error_files import Ending, ErrorFiles
@@ -99,3 +102,25 @@ def test_workers_that_end_are_noticed():
     supervisor = Supervisor(a_job())
     assert supervisor.watch(Deadline(1.0))  # no rank is running
     supervisor.close()
+
+
+@pytest.mark.parametrize("secondary", [False, True])
+def test_a_failed_call_is_not_long_taken_for_the_effect_of_another_failure(monkeypatch, secondary):
+    monkeypatch.setattr("meshdist.launch.supervisor._SETTLE_S", 60.0 if not secondary else 0.0)
+    monkeypatch.setattr("meshdist.launch.supervisor._SETTLE_SHARED_S", 60.0 if secondary else 0.0)
+    supervisor = Supervisor(a_job(2))
+    computes = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"], start_new_session=True)
+    supervisor.add(Member(1, computes.pid, computes.poll))
+    try:
+        failed = {"pid": 1, "host": "here", "status": 1, "time_s": 0, "monotonic_s": 0, "secondary": secondary}
+        failed |= {"type": "DistTimeoutError", "message": "rank 1 is missing", "traceback": "", "shared": True}
+        os.makedirs(supervisor.job.error_directory)
+        with open(supervisor.job.error_file(1), "w", encoding="utf-8") as file:
+            json.dump(failed, file)
+        assert supervisor.watch(Deadline(20.0))
+        assert supervisor.running == [1]
+        assert [failure.message for failure in supervisor.failures] == ["rank 1 is missing"]
+    finally:
+        computes.kill()
+        computes.wait()
+        supervisor.close()

@@ -288,6 +288,24 @@ def test_who_waited_for_whom():
     assert (slowest.rank, slowest.wait_s, slowest.calls) == (2, pytest.approx(0.03), 2)
 
 
+def test_an_async_call_waits_whatever_its_rank_does_meanwhile():
+    calls = [made_up("all_reduce", begin, end, 0, is_async=True) for begin, end in ((10, 60), (50, 60), (20, 60))]
+    tracks = with_waits([Track(rank, "here", 0, 100 * MS, [call]) for rank, call in enumerate(calls)])
+    found = [(call.waits_for, call.late_ns / MS) for track in tracks for call in track.events]
+    assert found == [(1, 40), (None, 0), (1, 30)]
+    assert Timeline(tracks).slowest() is None  # their ranks were not blocked
+    blocked = [replace(track, events=[replace(track.events[0], wait_ns=15 * MS)]) for track in tracks]
+    slowest = Timeline(blocked).slowest()
+    assert (slowest.rank, slowest.wait_s, slowest.calls) == (1, pytest.approx(0.03), 2)
+
+
+def test_the_bar_of_an_async_call_is_hatched_while_it_waits():
+    calls = [made_up("all_reduce", begin, 60, 0, is_async=True) for begin in (10, 50)]
+    tracks = with_waits([Track(rank, "here", 0, 100 * MS, [call]) for rank, call in enumerate(calls)])
+    hatched = [patch for patch in Timeline(tracks).plot().patches if patch.get_hatch()]
+    assert [round(patch.get_width()) for patch in hatched] == [40]
+
+
 def test_a_sender_that_is_still_there_waited_for_the_receiver():
     def sent(end_ms):
         sender = Track(0, "here", 0, 100 * MS, [made_up("send", 10, end_ms, -1, peer=1)])

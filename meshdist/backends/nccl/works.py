@@ -65,6 +65,7 @@ class DeviceWork(Work):
         comm_stream.check()
         if deadline is None and not self._waits_on_host:
             on_current_stream(comm_stream.device, lambda stream: stream.wait_event(in_flight.end))
+            self._was_awaited = True
             return True
 
         def is_done() -> bool:
@@ -74,6 +75,7 @@ class DeviceWork(Work):
         self._wait_until(is_done, deadline)
         # An aborted operation counts as done.
         comm_stream.check()
+        self._was_awaited = True
         return True
 
     def is_completed(self) -> bool:
