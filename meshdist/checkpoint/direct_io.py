@@ -20,7 +20,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from meshdist.checkpoint.file_access import SPAN_BYTES, Bytes, CachedFile, read_all, read_at, write_all, write_at
+from meshdist.checkpoint.file_access import (
+    SPAN_BYTES,
+    Bytes,
+    CachedFile,
+    is_in_memory,
+    read_all,
+    read_at,
+    write_all,
+    write_at,
+)
 
 # What offsets, lengths and addresses of direct transfers are multiples of, on all disks.
 ALIGNED_BYTES = 4096
@@ -61,7 +70,7 @@ class DirectFile(CachedFile):
         self._path = path
         self._buffers = buffers
         self._direct: int | None = None
-        self._is_direct = sys.platform == "linux"
+        self._is_direct = sys.platform == "linux" and not is_in_memory(path)
         self._task: _Task | None = None
         # What `write` has kept: bytes `_first` to `_stop` of the first span of memory, which lies at `_begin`.
         self._begin = self._first = self._stop = 0

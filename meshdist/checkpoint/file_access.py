@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -41,6 +43,18 @@ else:
     def read_at(fd: int, out: memoryview, offset: int) -> int:
         """Read some of the bytes; return how many, 0 at the end."""
         return os.preadv(fd, [out], offset)
+
+
+# The types of file systems whose files are in memory: tmpfs and ramfs, as statfs(2) numbers them.
+_IN_MEMORY = (0x01021994, 0x858458F6)
+
+
+def is_in_memory(path: Path) -> bool:
+    """Return whether a file system has its files in memory alone, such as /dev/shm."""
+    if sys.platform != "linux":
+        return False
+    found = (ctypes.c_long * 64)()  # a struct statfs, which begins with the type
+    return ctypes.CDLL(None).statfs(os.fsencode(path), found) == 0 and found[0] & 0xFFFFFFFF in _IN_MEMORY
 
 
 class CachedFile:

@@ -45,7 +45,7 @@ def lay_out(
     groups: list[list[str]] = [[]]
     filled = 0
     for name in order:
-        nbytes = _nbytes(*arrays[name])
+        nbytes = nbytes_of(*arrays[name])
         if groups[-1] and filled + nbytes > most_bytes:
             groups.append([])
             filled = 0
@@ -58,12 +58,13 @@ def lay_out(
         for name in names:
             shape, dtype = arrays[name]
             stored[name] = StoredArray(shape, dtype, file, begin)
-            begin += _nbytes(shape, dtype)
+            begin += nbytes_of(shape, dtype)
         files.append(FilePlan(file, header, begin))
     return files, {name: stored[name] for name in arrays}
 
 
-def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
+def nbytes_of(shape: tuple[int, ...], dtype: str) -> int:
+    """Return the bytes of an array of this shape and dtype."""
     return math.prod(shape) * dtype_of(dtype).itemsize
 
 
@@ -72,7 +73,7 @@ def _header(arrays: Mapping[str, tuple[tuple[int, ...], str]]) -> tuple[bytes, i
     entries: dict[str, Any] = {"__metadata__": {"format": "pt", "writer": _WRITER}}
     begin = 0
     for name, (shape, dtype) in arrays.items():
-        end, in_file = begin + _nbytes(shape, dtype), in_safetensors(dtype)
+        end, in_file = begin + nbytes_of(shape, dtype), in_safetensors(dtype)
         entries[name] = {
             "dtype": code_of(in_file.name),
             "shape": list(in_file.shape(shape)),
@@ -144,7 +145,7 @@ def _stored(path: Path, name: str, entry: dict[str, Any], expected: int, most: i
         )
     try:
         checked = checked_shape(shape, CODES[code])
-        nbytes = _nbytes(checked, CODES[code])
+        nbytes = nbytes_of(checked, CODES[code])
     except ValueError:
         checked, nbytes = (), -1
     except TypeError as error:

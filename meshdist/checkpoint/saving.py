@@ -16,8 +16,10 @@ import numpy as np
 from meshdist.checkpoint.block_owners import Held, Mine, assign_pieces, check_alike, index_at, written_layout
 from meshdist.checkpoint.byte_runs import whole, within
 from meshdist.checkpoint.commit import step_folder, steps_of
+from meshdist.checkpoint.file_access import is_in_memory
 from meshdist.checkpoint.manifest import FORMATS, MANIFEST
 from meshdist.checkpoint.rank_agreement import Peers
+from meshdist.checkpoint.safetensors_files import nbytes_of
 from meshdist.checkpoint.stored_types import name_of
 from meshdist.checkpoint.tree_names import Named, PerRank, merged, per_rank_name
 from meshdist.checkpoint.writing import Plan, Target, make_plan, write
@@ -29,6 +31,8 @@ from meshdist.tensor.dtensor import DTensor, coordinate_in
 
 # Where blocks begin in the memory that asynchronous saves copy into: at lines of caches.
 _ALIGNED_BYTES = 64
+# Where files are in memory, there are several once they have so many bytes, unless `max_file_bytes` is less.
+_LEAST_FILE_BYTES = 32 << 20
 
 
 class PendingSave:
@@ -293,6 +297,7 @@ class _Look(NamedTuple):
 
     digest: bytes
     next_step: int
+    in_memory: bool  # where the checkpoint goes, as the first rank finds it
 
 
 def _planned(
@@ -311,7 +316,7 @@ def _planned(
             repr((sorted(held.items()), _skeleton(named.structure), [h.ranks for h in held.values()])).encode()
         )
         steps = steps_of(Path(options.directory)) if peers.rank == 0 and options.step is None else {}
-        return _Look(digest.digest(), max(steps, default=-1) + 1)
+        return _Look(digest.digest(), max(steps, default=-1) + 1, _goes_to_memory(Path(options.directory)))
 
     looks = peers.together(look)
     named, held = found[0]
@@ -328,9 +333,13 @@ def _planned(
         name: {rank: of[name] for rank, of in enumerate(by_rank) if name in of}
         for name in sorted({name for of in by_rank for name in of})
     }
-    key = ([other.digest for other in looks], options.format, options.max_file_bytes)
+    most = options.max_file_bytes
+    if looks[0].in_memory:  # where the ranks write files at the same time, but not one file
+        num_bytes = sum(nbytes_of(first.shape, first.dtype) for of in held_by.values() for first in [*of.values()][:1])
+        most = min(most, max(_LEAST_FILE_BYTES, num_bytes // (2 * peers.size)))
+    key = ([other.digest for other in looks], options.format, most)
     plans: list[Plan] = []
-    peers.together(lambda: plans.append(saver.plan(key, held_by, options.format, options.max_file_bytes)))
+    peers.together(lambda: plans.append(saver.plan(key, held_by, options.format, most)))
     step = looks[0].next_step if options.step is None else int(options.step)
     folder = step_folder(Path(options.directory).absolute(), step)
     return (
@@ -339,6 +348,11 @@ def _planned(
         _blocks(peers, plans[0], named, held),
         structure,
     )
+
+
+def _goes_to_memory(directory: Path) -> bool:
+    there = next((folder for folder in (directory, *directory.absolute().parents) if folder.exists()), directory)
+    return is_in_memory(there)
 
 
 def _same(elements: Any) -> Any:

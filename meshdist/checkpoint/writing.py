@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -21,7 +22,7 @@ from meshdist.checkpoint.byte_runs import write_block
 from meshdist.checkpoint.checksum import Checksum
 from meshdist.checkpoint.commit import Claim, new_folder, prune, publish, remove_remains, steps_of, write_file
 from meshdist.checkpoint.direct_io import DirectFile, HugePages
-from meshdist.checkpoint.file_access import BINARY
+from meshdist.checkpoint.file_access import BINARY, is_in_memory
 from meshdist.checkpoint.manifest import MANIFEST, Manifest, StoredArray
 from meshdist.checkpoint.rank_agreement import CheckpointError, Peers
 
@@ -112,7 +113,8 @@ def write(
 
         made = peers.by_first(prepare)
         headers = {file.name: file.header for file in plan.files} if peers.rank == 0 else {}
-        written = peers.together(lambda: _write_pieces(made, plan, mine, headers, progress))
+        turn = peers.rank / peers.size
+        written = peers.together(lambda: _write_pieces(made, plan, mine, headers, progress, turn))
 
         def commit() -> Path:
             manifest = _manifest(plan, written, structure, target, peers.size)
@@ -153,28 +155,40 @@ def _make_files(folder: Path, plan: Plan) -> None:
         from meshdist.checkpoint import zarr_files
 
         zarr_files.make(folder, plan.stored, plan.pieces)
+    in_memory = is_in_memory(folder)
+    if in_memory:
+        _check_room(folder, sum(file.nbytes for file in plan.files))
     for file in plan.files:
         path = folder / file.name
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | BINARY, 0o666)
         try:
-            _allocate(fd, file.nbytes)
+            _allocate(fd, file.nbytes, in_memory)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from None
         finally:
             os.close(fd)
 
 
-def _allocate(fd: int, nbytes: int) -> None:
-    if hasattr(os, "posix_fallocate"):
+def _allocate(fd: int, nbytes: int, in_memory: bool) -> None:
+    if hasattr(os, "posix_fallocate") and not in_memory:  # where it would write zeros
         os.posix_fallocate(fd, 0, nbytes)
     else:
         os.ftruncate(fd, nbytes)
 
 
+def _check_room(folder: Path, nbytes: int) -> None:
+    system = os.statvfs(folder)
+    if system.f_blocks and system.f_bavail * system.f_frsize < nbytes:  # 0: it has no limit
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+
 def _write_pieces(
-    folder: Path, plan: Plan, mine: Sequence[Mine], headers: dict[str, bytes], progress: Progress
+    folder: Path, plan: Plan, mine: Sequence[Mine], headers: dict[str, bytes], progress: Progress, turn: float
 ) -> list[tuple[str, int, str]]:
-    """Write this rank's pieces, and the headers of files; return the checksum of each with its array and number."""
+    """Write this rank's pieces, and the headers of files; return the checksum of each with its array and number.
+
+    `turn` is the rank over the number of ranks.
+    """
     if plan.format == "zarr":
         from meshdist.checkpoint import zarr_files
 
@@ -182,7 +196,7 @@ def _write_pieces(
     found = []
     opened = _OpenFile(folder)
     try:
-        for name, number, piece, elements in progress(sorted(mine, key=lambda one: _place(plan.stored[one.name]))):
+        for name, number, piece, elements in progress(_in_order(folder, plan, mine, turn)):
             stored, checksum = plan.stored[name], Checksum()
             file = opened.switch_to(stored.file, headers.pop(stored.file, b""))
             write_block(file, stored.offset or 0, stored.shape, piece.block, elements(), [checksum])
@@ -227,6 +241,19 @@ class _OpenFile:
         if file is not None:
             file.close()
             os.close(file.fd)
+
+
+def _in_order(folder: Path, plan: Plan, mine: Sequence[Mine], turn: float) -> list[Mine]:
+    """Return the pieces as they lie in the files.
+
+    In memory, each rank begins with another file: writes to one file wait for each other there.
+    """
+    ordered = sorted(mine, key=lambda one: _place(plan.stored[one.name]))
+    if not is_in_memory(folder):
+        return ordered
+    first = plan.files[int(turn * len(plan.files))].name if plan.files else ""
+    begin = next((i for i, one in enumerate(ordered) if plan.stored[one.name].file >= first), 0)
+    return ordered[begin:] + ordered[:begin]
 
 
 def _place(stored: StoredArray) -> tuple[str, int]:

@@ -3,7 +3,9 @@
 import errno
 import os
 import sys
+import tempfile
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import pytest
 import meshdist
 from meshdist.checkpoint import load, save
 from meshdist.checkpoint.direct_io import DirectFile, HugePages, is_cached
-from meshdist.checkpoint.file_access import CachedFile
+from meshdist.checkpoint.file_access import CachedFile, is_in_memory
 from meshdist.tensor import Shard, distribute_tensor, empty
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="direct transfers are for Linux")
@@ -148,3 +150,32 @@ def test_what_all_ranks_read_goes_through_the_page_cache(path, tmp_path, monkeyp
     found = meshdist.run(program, 2)
     assert all(right for right, _ in found)
     assert transfers.nbytes == w.nbytes == max(first for _, first in found)
+
+
+@pytest.fixture
+def in_memory():
+    """A folder of a file system that is in memory."""
+    if not is_in_memory(Path("/dev/shm")):
+        pytest.skip("/dev/shm is on a disk")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def test_ranks_write_several_files_where_these_are_in_memory(in_memory, tmp_path, monkeypatch):
+    monkeypatch.setattr("meshdist.checkpoint.saving._LEAST_FILE_BYTES", 1 << 16)
+    arrays = {f"w{number}": np.arange(number, number + (1 << 18), dtype=np.float64) for number in range(5)}
+
+    def program():
+        mesh = meshdist.init_device_mesh("cpu", (2,))
+        tree = {name: distribute_tensor(array, mesh, [Shard(0)]) for name, array in arrays.items()}
+        for folder in (in_memory, in_memory, tmp_path):
+            save(folder / "checkpoints", tree, keep=1)
+            found = load(
+                folder / "checkpoints",
+                {name: empty((1 << 18,), np.float64, mesh=mesh, placements=[Shard(0)]) for name in arrays},
+            )
+            assert all(np.array_equal(found[name].full(), array) for name, array in arrays.items())
+        return [len([*folder.glob("*/*/*.safetensors")]) for folder in (in_memory, tmp_path)]
+
+    # Of a quarter of the bytes or less.
+    assert meshdist.run(program, 2)[0] == [5, 5 if is_in_memory(tmp_path) else 1]
