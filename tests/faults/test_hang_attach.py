@@ -198,7 +198,7 @@ def test_attach_to_the_job_of_a_process(tmp_path, monkeypatch, capsys):
             for jobs, status, words in (
                 ([job], 0, ""),
                 ([job] * 2, 1, f"2 jobs on this host: pass --store with one of {job.address}"),
-                ([], 1, "no job on this host; pass --store"),
+                ([], 1, "none of your jobs is running on this host; pass --store"),
             ):
                 monkeypatch.setattr("meshdist.debug.attach.jobs_here", lambda jobs=jobs: jobs)
                 assert main(["attach"]) == status
