@@ -38,7 +38,7 @@ KINDS = {"forward": "F", "backward_input": "I", "backward_weight": "W", "backwar
 
 
 def sleeping(seconds: float) -> PipelineStage:
-    """Return a stage whose forward and halves of the backward take equally long."""
+    """Return a stage whose forward pass and halves of the backward pass take equally long."""
 
     def forward(x: np.ndarray) -> tuple[np.ndarray, None]:
         time.sleep(seconds)
@@ -81,7 +81,7 @@ def measured_costs(timelines: list[PipelineTimeline], num_stages: int) -> Pipeli
 
 
 def message_times(timelines: list[PipelineTimeline]) -> list[float]:
-    """Return the time from the end of a forward to the begin of the next stage's, where that rank was idle."""
+    """Return the time from the end of a forward pass to the begin of the next stage's, where that rank was idle."""
     times = []
     for timeline in timelines:
         ends = {span.action: (rank, span.end) for rank, row in enumerate(timeline.rows) for span in row}

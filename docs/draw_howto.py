@@ -19,6 +19,7 @@ from meshdist.tensor import DTensor, Partial, Shard
 ROOT = Path(__file__).parents[1]
 IMAGES = Path(__file__).parent / "images"
 PALE = "#666666"
+_TRIANGLE = 0.14  # the width of a triangle in the picture of the workers, in units of the tasks
 
 
 def cell(ax: Any, column: float, row: float, rank: int | None, text: object = "", width: float = 1.0) -> None:
@@ -220,13 +221,15 @@ def ring() -> None:
 def workers() -> None:
     """Draw when each of three workers computes which task, and when rank 0 hands it out."""
     free = [(0.0, rank) for rank in (1, 2, 3)]
+    latest = -_TRIANGLE
     figure, ax = pyplot.subplots(figsize=(8, 2.6), layout="constrained")
     for task in range(20):
         began, rank = heapq.heappop(free)
         length = 0.4 + 0.1 * task  # the program's tasks get longer
         cell(ax, began, 1.2 * rank, rank, task, length)
+        latest = max(began + 0.04, latest + _TRIANGLE)  # side by side where ranks are free at the same time
         ax.plot(
-            began + 0.04,
+            latest,
             0.75,
             marker="v",
             color=fill(rank, None),

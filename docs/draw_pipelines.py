@@ -20,7 +20,7 @@ PICTURES = {
 
 
 def main() -> None:
-    """Draw each schedule with a backward that takes twice as long as its forward."""
+    """Draw each schedule with a backward pass that takes twice as long as its forward pass."""
     mpl.use("agg")
     # The same file each time: no date, and no random names.
     mpl.rcParams["svg.hashsalt"] = "meshdist"

@@ -11,7 +11,7 @@ documentation, character by character, and at the end writes some lines. All the
 and, up to rounding, losses do not depend on the mesh, nor on the schedule of the pipeline. In a step,
 
     along "pp"  PipelineRunner takes the micro-batches through the stages, forward and backward; a stage is a function
-                of transformer_network.py, and autograd_stage makes its backward;
+                of transformer_network.py, and autograd_stage makes its backward pass;
     along "tp"  the layers of the network complete their sums, in both directions;
     along "dp"  GradientReducer averages the gradients, or with --zero ShardedOptimizer spreads Adam over the ranks.
 
@@ -135,7 +135,7 @@ def sample(
     pp: dist.DeviceMesh,
     args: argparse.Namespace,
 ) -> str:
-    """Let the model continue the prompt: each character takes a forward through the pipeline."""
+    """Let the model continue the prompt: each character takes a forward pass through the pipeline."""
     forward = Schedule([[f"{stage}F0" for stage in schedule.stages_of(rank)] for rank in range(pp.size())], "forward")
     runner, rng = PipelineRunner(stages, forward, pp), np.random.default_rng(args.seed)
     text = np.frombuffer(args.prompt.encode("ascii"), np.uint8).astype(np.int64)

@@ -21,7 +21,7 @@ EPS = 1e-5  # of the norms
 
 
 class Stage:
-    """A stage of the pipeline: its forward, its backward, and the sums of its gradients over micro-batches."""
+    """A stage of the pipeline: its forward and backward pass, and the sums of its gradients over micro-batches."""
 
     def __init__(self, network: Network, pp: dist.DeviceMesh, dtype: str) -> None:
         self.network, self.tp = network, network.tp
@@ -42,7 +42,7 @@ class Stage:
             for flat in (self.flat, self.flat_gradients)
         )
 
-    # ---- Forward: each part returns its output, and what its backward needs
+    # ---- Forward: each part returns its output, and what its backward pass needs
 
     def forward(self, x: Array) -> tuple[Array, list[Any]]:
         saved: list[Any] = []

@@ -41,7 +41,7 @@ def exchange(rank: int, size: int) -> tuple[int, int]:
 
 
 def take_first_come(rank: int, size: int) -> list[float]:
-    """Receive an array from each other rank on rank 0, which computes with each one as soon as it has arrived."""
+    """Receive an array from every other rank on rank 0, which computes with each one as soon as it has arrived."""
     if rank > 0:
         dist.send(np.full(1000, float(rank)), dst=0)
         return []
@@ -56,7 +56,7 @@ def take_first_come(rank: int, size: int) -> list[float]:
 
 
 def take_all(rank: int, size: int) -> list[str]:
-    """Receive an array from each other rank on rank 0, which knows neither length, dtype nor tag of any."""
+    """Receive an array from every other rank on rank 0, which knows neither length, dtype nor tag of any."""
     if rank > 0:
         dist.send(np.zeros(10 * rank, DTYPES[rank % 3]), dst=0, tag=100 + rank)
         return []

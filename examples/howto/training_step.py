@@ -12,7 +12,8 @@ def main() -> None:
     x, target = rng.random((8, 4)), rng.random((8, 2))
     w1, w2 = rng.standard_normal((4, 6)), rng.standard_normal((6, 2))
 
-    # This rank's part: rows of the batch, columns of w1, and the rows of w2 that belong to these columns.
+    # This rank's part: rows of the batch, columns of w1, and the rows of w2 that belong to these columns. shard returns
+    # views. The weights are changed in place, so copy them: contiguous arrays, without the whole weights behind them.
     x, target = mesh.shard(x, {"dp": 0}), mesh.shard(target, {"dp": 0})
     w1, w2 = mesh.shard(w1, {"tp": 1}).copy(), mesh.shard(w2, {"tp": 0}).copy()
 

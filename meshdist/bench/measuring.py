@@ -20,9 +20,9 @@ FEWEST, MOST = 5, 20_000
 _GROWTH = 4
 # Each with other values: a repeated call may take another code path.
 _CHECKED_CALLS = 3
-# Calls that are shorter are timed in runs of about this length: ranks leave a call at different times, and the time of
-# the slowest rank in each call adds up to more than all calls take.
-_RUN_S = 100e-6
+# Shorter calls are timed in batches of about this length: ranks leave a call at different times, and the time of the
+# slowest rank in each call adds up to more than all calls take.
+_BATCH_S = 100e-6
 # More calls than any kind of call has trials, also on a busy machine, where some are repeated.
 _MOST_TUNING_CALLS = 200
 
@@ -42,7 +42,7 @@ class Row(NamedTuple):
     collective: str
     num_bytes: int  # the size of the longer of input and output of a rank
     elements: int  # the same in elements
-    iterations: int  # number of timed calls; short ones are timed in runs
+    iterations: int  # number of timed calls; short ones are timed in batches
     median_us: float  # of a call on the slowest rank, as the next three
     min_us: float
     p90_us: float
@@ -65,9 +65,9 @@ def measure(name: str, operation: Operation, num_bytes: int, setting: Setting, e
     found, median_s = _iterations_for(call, effort.seconds)
     iterations = effort.iterations or found
     warmup = max(1, iterations // 10) if effort.warmup is None else effort.warmup
-    run = max(1, min(iterations // FEWEST, int(_RUN_S / max(1e-9, median_s))))
-    iterations -= iterations % run
-    times = _on_slowest(_times(call, iterations // run, warmup, run)) / operation.trips
+    batch = max(1, min(iterations // FEWEST, int(_BATCH_S / max(1e-9, median_s))))
+    iterations -= iterations % batch
+    times = _on_slowest(_times(call, iterations // batch, warmup, batch)) / operation.trips
     count = max(gives, takes)
     size, median = count * setting.dtype.itemsize, float(np.median(times))
     sent = sent_bytes(operation.volume, size, setting.num_ranks)
@@ -131,20 +131,20 @@ def _iterations_for(call: Callable[[], object], seconds: float) -> tuple[int, fl
         calls *= _GROWTH
 
 
-def _times(call: Callable[[], object], runs: int, warmup: int, run: int = 1) -> Array:
-    """Return the time of a call in each of so many runs; a run is `run` calls, one after the other."""
+def _times(call: Callable[[], object], batches: int, warmup: int, batch: int = 1) -> Array:
+    """Return the time of a call in each of so many batches; a batch is `batch` calls, one after the other."""
     for _ in range(warmup):
         call()
     dist.barrier()
     stamps = [perf_counter()]
     stamp = stamps.append
-    calls = range(run)
-    for _ in range(runs):
+    calls = range(batch)
+    for _ in range(batches):
         for _ in calls:
             call()
         stamp(perf_counter())
     dist.barrier()
-    return np.diff(stamps) / run
+    return np.diff(stamps) / batch
 
 
 def _on_slowest(times: Array) -> Array:

@@ -56,9 +56,9 @@ _HEAD = (
 _WIDTHS = (12, 11, 7, 11, 11, 11, 9, 9, 9)
 
 LEGEND = """\
-A time is that of a call on the slowest rank; calls of less than 100 us are timed in runs. algbw is size / median time;
-busbw counts the bytes that the busiest rank must send instead, so it can be compared with the speed of memory or
-network for any number of ranks."""
+Each time is that of one call on the slowest rank; calls shorter than 100 us are timed in batches. algbw is
+size / median time; busbw counts the bytes that the busiest rank must send instead, so it can be compared with the speed
+of memory or network for any number of ranks."""
 
 
 def head(title: str) -> str:

@@ -32,5 +32,5 @@ def started_by_meshrun(store: Store, ranks: Sequence[int]) -> str:
     they, have = ("it", "has") if is_one else ("they", "have")
     return (
         f"{ranks_text(ranks)} {'is' if is_one else 'are'} missing: meshrun started {'it' if is_one else 'them'}"
-        f" ({', '.join(named)}), and {they} {have} not come to init_process_group"
+        f" ({', '.join(named)}), but {they} {have} not called init_process_group"
     )

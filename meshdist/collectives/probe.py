@@ -11,6 +11,7 @@ import numpy as np
 from meshdist.arrays.plain_numbers import plain_number
 from meshdist.collectives.send_recv import Receiving, source_of
 from meshdist.runtime.context import GroupLike, resolve
+from meshdist.system.name_hints import named_as
 from meshdist.system.plurals import counted
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class _Probe(Receiving[P, R]):
             group = args[place] if len(args) > place else kwargs.get("group")
             return info if group is None or info is None else info._replace(source=resolve(group).global_rank(info[0]))
 
-        return flat
+        return named_as(function, flat)
 
 
 _Probe.__name__ = "function"  # what help() calls it

@@ -250,11 +250,12 @@ def only_job_here() -> JobHere:
     if len(jobs) == 1:
         return jobs[0]
     if not jobs:
-        raise ValueError("this user has no job on this host; pass --store HOST:PORT for a job elsewhere")
+        raise ValueError(f"{NONE_HERE}; pass --store HOST:PORT for a job elsewhere")
     known = ", ".join(f"{job.address} (job {job.run_id})" if job.run_id else job.address for job in jobs)
-    raise ValueError(f"this user has {len(jobs)} jobs on this host: pass --store with one of {known}")
+    raise ValueError(f"you have {len(jobs)} jobs on this host: pass --store with one of {known}")
 
 
+NONE_HERE = "none of your jobs is running on this host"
 _CONNECT_S = 2.0
 _NAMED = 8
 _PATHS = (SECRET_FILE_VARIABLE, TLS_CERT_VARIABLE, TLS_KEY_VARIABLE, TLS_CA_VARIABLE)

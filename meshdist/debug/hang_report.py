@@ -150,8 +150,8 @@ def _left_out(call: CallSeen, waiting: int) -> str:
     if not call.is_message:
         return f"reached {call.words}"
     if call.is_receipt:
-        return f"sent what rank {waiting} waits for in {call.words}"
-    return f"received what rank {waiting} sends in {call.words}"
+        return f"sent the message that rank {waiting} is waiting for in {call.words}"
+    return f"received the message that rank {waiting} is sending in {call.words}"
 
 
 def _differing(waits: Waits, mine: int, theirs: int, *, known: Sequence[CallSeen] = ()) -> str:
@@ -174,10 +174,10 @@ def _differing(waits: Waits, mine: int, theirs: int, *, known: Sequence[CallSeen
     return f"; {begin}, rank {mine} calls {difference.mine.words} and rank {theirs} calls {difference.theirs.words}"
 
 
-def in_words(state: RankSnapshot) -> list[str]:
-    """Describe one rank, as lines: its call or place, and its stack."""
+def in_words(state: RankSnapshot, subject: str = "it") -> list[str]:
+    """Describe one rank, as lines: its call or place, and its stack. Without a `subject`, its verb is left out too."""
     doing = _doing(who_waits({state.rank: state}), state)._replace(ended="", is_over=False)
-    return [_sentence("it", doing, _age([state]), is_one=True), *state.stack]
+    return [_sentence(subject, doing, _age([state]), is_one=True), *state.stack]
 
 
 class Activity(NamedTuple):
@@ -236,17 +236,19 @@ def _how_it_ended(state: RankSnapshot, call: CallSeen | None) -> str:
 
 
 def _sentence(ranks: str, doing: _Doing, age: str, *, is_one: bool) -> str:
-    """Say what `ranks` do, and for how long."""
+    """Say what `ranks` do, and for how long; where `ranks` is empty, without subject and verb."""
     they, their, have = ("it", "its", "has") if is_one else ("they", "their", "have")
     are = ("was" if is_one else "were") if doing.is_over else "is" if is_one else "are"
     if not doing.place:
         ending = "" if not doing.ended else ", and timed out" if doing.ended == "timed out" else _FAILED[is_one]
-        return f"{ranks} {are} in {doing.call}, {age}{doing.others}{ending}"
+        begin = f"{ranks} {are if doing.is_over else f'{have} been'} " if ranks else ""
+        return f"{begin}in {doing.call}, {age}{doing.others}{ending}"
     had = "had" if doing.is_over or doing.raised else have
-    last = f"; {their} last call was {doing.call}" if doing.call else f" and {had} completed no call yet"
+    last = f"; {their} last call was {doing.call}" if doing.call else f" and {had} not completed any call yet"
     if doing.raised:
         return f"{ranks} raised {doing.raised}, {doing.place}{last}{doing.others}"
-    return f"{ranks} {are} not in a meshdist call; {they} {had} been {doing.place} {age}{last}{doing.others}"
+    begin = f"{ranks} {are} " if ranks else ""
+    return f"{begin}not in a meshdist call; {they} {had} been {doing.place} {age}{last}{doing.others}"
 
 
 def _waiting(state: RankSnapshot) -> CallSeen | None:

@@ -224,11 +224,11 @@ def _latecomers(states: Mapping[int, RankSnapshot], waits: Waits, *, are_files: 
             is_known = rank in states
             if are_files:
                 is_late = "was late" if is_known else "may have been late"
-                missing.append(f"rank {rank} {is_late}: {waiting} waited for it, for {late_s:.1f} s")
+                missing.append(f"rank {rank} {is_late}: {waiting} waited for it for {late_s:.1f} s")
                 continue
-            verb = "waits" if len(edges) == 1 else "wait"
+            have = "has" if len(edges) == 1 else "have"
             is_late = "is late" if is_known else "may be late"
-            missing.append(f"rank {rank} {is_late}: {waiting} {verb} for it, for {late_s:.1f} s by now")
+            missing.append(f"rank {rank} {is_late}: {waiting} {have} been waiting for it for {late_s:.1f} s")
     return missing + _last_of_calls(states)
 
 

@@ -128,7 +128,7 @@ def show(world: World) -> None:
     from meshdist.debug.states import parse_state
 
     state = rank_state(world, BY_SIGNAL)
-    lines = in_words(parse_state(state, "here"))
+    lines = in_words(parse_state(state, "here"), subject="")
     directory = os.environ.get(DIRECTORY_VARIABLE)
     if directory:
         try:

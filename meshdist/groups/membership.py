@@ -105,8 +105,12 @@ class Membership:
         try:
             place = self._places.get(index(rank)) if group_rank is None else index(group_rank)  # type: ignore[arg-type]
         except TypeError:
-            given = repr(rank if group_rank is None else group_rank)
-            raise TypeError(f"{self.error_prefix(of)}: {name} must be an integer, got {given}") from None
+            from meshdist.system.name_hints import hint_at_swap  # only needed here
+
+            peer = rank if group_rank is None else group_rank
+            raise TypeError(
+                f"{self.error_prefix(of)}: {name} must be an integer, got {peer!r}{hint_at_swap(name, peer)}"
+            ) from None
         if place is None:
             hint = "; leave src out to receive from any rank" if name == "src" and of in _FROM_ANY else ""
             raise ValueError(

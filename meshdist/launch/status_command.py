@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
-from meshdist.debug.attach import JobHere, jobs_here
+from meshdist.debug.attach import NONE_HERE, JobHere, jobs_here
 from meshdist.errors import DistError
 from meshdist.launch.job_status import JobStatus, status_of
 from meshdist.launch.launchers_store import arrived, has_left, ranks_secret
@@ -22,7 +22,6 @@ from meshdist.system.option_parser import OptionParser
 from meshdist.system.plurals import counted
 
 _CONNECT_S = 2.0
-_NONE_HERE = "none of your jobs is running on this host"
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -39,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         nargs="?",
         metavar="JOB",
         help="where its launchers meet (--rdzv-endpoint), its name (--rdzv-id, or as shown here), or the address of "
-        "the ranks' store; default: all jobs of this user on this host",
+        "the ranks' store; default: all of your jobs on this host",
     )
     parser.add_argument("--watch", action="store_true", help="refresh the table until Ctrl-C or the end of the job")
     parser.add_argument(
@@ -63,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _show(job: str | None) -> int:
     blocks = text_of(job)
-    print("\n\n".join(blocks) if blocks else _NONE_HERE)
+    print("\n\n".join(blocks) if blocks else NONE_HERE)
     return 0
 
 
@@ -78,7 +77,7 @@ def _watch(job: str | None, interval_s: float) -> int:
             blocks = text_of(job)
         except DistError:
             break  # it was there before: it has ended
-    print(_NONE_HERE if job is None else f"{job} has ended")
+    print(NONE_HERE if job is None else f"{job} has ended")
     return 0
 
 
@@ -101,9 +100,9 @@ def text_of(job: str | None) -> list[str]:
         return ["\n".join(_lines_at(job, host.strip("[]"), int(port)))]
     known = ", ".join(each.run_id or each.address for each in jobs)
     raise DistError(
-        f"there is no job {job!r}; the jobs of this user on this host are {known}; pass HOST:PORT for a job elsewhere"
+        f"there is no job {job!r}; your jobs on this host are {known}; pass HOST:PORT for a job elsewhere"
         if known
-        else f"there is no job {job!r}: this user has no jobs on this host; pass HOST:PORT for a job elsewhere"
+        else f"there is no job {job!r}: {NONE_HERE}; pass HOST:PORT for a job elsewhere"
     )
 
 

@@ -89,7 +89,7 @@ class DeviceMesh(MeshExchanges):
     ) -> None:
         universe = universe_of(group)
         with world_ended_on_refusal(), refusals_reported(universe):
-            checked_device_type(device_type)
+            checked_device_type(device_type, is_first=True)
             layout = Layout(mesh, mesh_dim_names)
             inherited = group_backend(universe)
             given = axis_backends(layout, backend_override)

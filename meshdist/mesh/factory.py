@@ -16,6 +16,7 @@ from meshdist.mesh.mesh_arguments import (
     BackendChoice,
     check_carried,
     checked_device_type,
+    num_ranks_of,
     world_ended_on_refusal,
     world_or_init,
 )
@@ -70,8 +71,8 @@ def init_device_mesh(
     """
     universe = universe_of(group)
     with world_ended_on_refusal(), refusals_reported(universe):
-        checked_device_type(device_type)
-        shape = checked_sizes("mesh_shape", mesh_shape)
+        checked_device_type(device_type, is_first=True)
+        shape = checked_sizes("mesh_shape", mesh_shape, num_ranks_of(universe))
         if mesh_dim_names is not None:
             mesh_dim_names = checked_names(mesh_dim_names, shape)
         if backend_override is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
@@ -23,6 +24,7 @@ from meshdist.runtime.context import is_initialized
 from meshdist.system.platform import num_gpus
 
 if TYPE_CHECKING:
+    from meshdist.groups.process_group import ProcessGroup
     from meshdist.groups.world import World
 
 
@@ -30,10 +32,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def checked_device_type(device_type: str) -> str:
-    """Return `device_type`; raise ValueError for an unknown type or one with an index, such as "cuda:0"."""
+def checked_device_type(device_type: str, *, is_first: bool = False) -> str:
+    """Return `device_type`; raise ValueError for an unknown type or one with an index, such as "cuda:0".
+
+    With `is_first`, it is the first argument of the user's call.
+    """
     if not isinstance(device_type, str):
-        raise TypeError(f"device_type: expected a string, got {device_type!r} ({type(device_type).__name__})")
+        got = f"{device_type!r} ({type(device_type).__name__})"
+        hint = "; the first argument is the device type, 'cpu' or 'cuda'" if is_first else ""
+        raise TypeError(f"device_type: expected a string, got {got}{hint}")
     if device_type in DEVICE_TYPES:
         return device_type
     kind, colon, _ = device_type.partition(":")
@@ -75,6 +82,16 @@ def world_ended_on_refusal() -> Iterator[None]:
         if not was_there and is_initialized():
             destroy_process_group()
         raise
+
+
+def num_ranks_of(universe: ProcessGroup | None) -> int | None:
+    """Return how many ranks a mesh may have; None if the world is not initialized, and its size is not known yet."""
+    if universe is not None:
+        return universe.size()
+    if is_initialized():
+        return current_world().size
+    size = os.environ.get("WORLD_SIZE", "")
+    return int(size) if size.isdecimal() else None
 
 
 def world_or_init() -> World:

@@ -150,7 +150,7 @@ def _widened(halves: Any) -> Any:
 
 
 def quantization_pertensor(bucket: GradBucket) -> Rounds:
-    """Average the bucket in 8 bits, between the least and the greatest gradient of each rank.
+    """Average the bucket in 8 bits per gradient, scaled between each rank's smallest and largest.
 
     torch's `quantization_pertensor_hook`: every rank gets the bytes of all others, so more than 8 ranks send more than
     an all_reduce of float32 does.
@@ -165,7 +165,7 @@ def quantization_pertensor(bucket: GradBucket) -> Rounds:
 
 
 def quantization_perchannel(bucket: GradBucket, bucket_size: int = 512) -> Rounds:
-    """Average the bucket in 8 bits, between the least and the greatest of each `bucket_size` gradients.
+    """Average the bucket in 8 bits per gradient, scaled between the smallest and largest of every `bucket_size`.
 
     torch's `quantization_perchannel_hook`. To choose the size: `hook=partial(quantization_perchannel,
     bucket_size=128)`.

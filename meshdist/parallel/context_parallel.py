@@ -76,8 +76,8 @@ def ring_attention(
 ) -> Any:
     """Return softmax(scale * q @ k.T) @ v for this rank's block of the queries, and all keys and values.
 
-    The forward sends the keys and values of a block to the next rank size - 1 times; the backward sends them as often,
-    and their gradients size times. All messages overlap with the computation. First derivatives only.
+    The forward pass sends the keys and values of a block to the next rank size - 1 times; the backward pass sends them
+    as often, and their gradients size times. All messages overlap with the computation. First derivatives only.
 
     Args:
         q: This rank's block of the queries, shape (batch, heads, block, head_size), of a floating dtype.

@@ -1,4 +1,6 @@
-"""Action: one thing that a rank of a pipeline does, such as `2F0`, the forward of micro-batch 0 through stage 2."""
+"""Action: one thing that a rank of a pipeline does, such as `2F0`, the forward pass of micro-batch 0
+through stage 2.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +31,13 @@ WORDS = {
     SEND_B: "send of gradients",
     RECV_B: "receive of gradients",
 }
+_IN_SENTENCES = {
+    **WORDS,
+    FORWARD: "forward pass",
+    BACKWARD: "backward pass",
+    BACKWARD_INPUT: "backward pass of the input",
+    BACKWARD_WEIGHT: "backward pass of the weights",
+}
 
 _WRITTEN = re.compile(rf"(\d{{1,6}})({'|'.join((*MESSAGES, *_OF_TORCH_ALONE, *COMPUTES))})(\d{{,6}})", re.ASCII)
 _OVERLAPPED = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
@@ -39,7 +48,7 @@ class Action(NamedTuple):
 
     Attributes:
         stage: The stage, from 0 on.
-        kind: `"F"` forward, `"B"` backward, `"I"` and `"W"` its two halves: the backward of the input and that of the
+        kind: `"F"` forward, `"B"` backward, `"I"` and `"W"` its two halves: the gradients of the input and of the
             weights; `"SEND_F"` and `"RECV_F"` for the activations that go to the next stage, `"SEND_B"` and
             `"RECV_B"` for the gradients that go to the stage before. A message is named after the stage of the rank
             that sends or receives it.
@@ -75,6 +84,12 @@ class Action(NamedTuple):
                 " micro-batch, such as 2F0"
             )
         return cls(int(found[1]), found[2], int(found[3]))
+
+
+def described(action: Action) -> str:
+    """Return an action with its meaning: "2F0, the forward pass of micro-batch 0 through stage 2"."""
+    stage, kind, microbatch = action
+    return f"{action}, the {_IN_SENTENCES[kind]} of micro-batch {microbatch} through stage {stage}"
 
 
 def parse_cell(text: str) -> list[Action | None]:

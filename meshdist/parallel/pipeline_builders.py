@@ -11,7 +11,7 @@ Row = list[Action | None]
 
 
 def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Return GPipe: all forwards, then all backwards; a stage on each rank.
+    """Return GPipe: all forward passes, then all backward passes; a stage on each rank.
 
     Source: Huang et al., "GPipe" (2019), section 2.3.
 
@@ -113,7 +113,7 @@ def interleaved(num_ranks: int, num_microbatches: int, stages_per_rank: int = 2)
         forwards, backwards = _passes(rank, num_ranks, num_microbatches, stages_per_rank, per_round)
         warmup = min((stages_per_rank - 1) * per_round + 2 * (num_ranks - 1 - rank), len(forwards))
         row: Row = [None] * rank + forwards[:warmup]
-        if warmup:  # the first backward comes at the same step on all ranks, two later for each hop
+        if warmup:  # the first backward pass comes at the same step on all ranks, two later for each hop
             row += [None] * (stages_per_rank * num_ranks + 2 * (num_ranks - 1 - rank) - warmup - rank)
         steady = len(forwards) - warmup
         for forward, backward in zip(forwards[warmup:], backwards[:steady], strict=True):
@@ -127,7 +127,7 @@ def interleaved(num_ranks: int, num_microbatches: int, stages_per_rank: int = 2)
 def zero_bubble(num_ranks: int, num_microbatches: int, stages_per_rank: int = 1) -> Schedule:
     """Return ZB-H1: 1F1B, interleaved where ranks have several stages, whose bubbles are filled with backward_weight.
 
-    Rank r delays the backward of the weights by r micro-batches, so that it keeps no more activations than 1F1B does
+    Rank r delays the gradients of the weights by r micro-batches, so that it keeps no more activations than 1F1B does
     on rank 0. Source: Qi et al., "Zero Bubble Pipeline Parallelism" (2023), section 2; torch's InterleavedZeroBubble.
 
     Args:
@@ -223,7 +223,7 @@ def _dualpipe_v_row(rank: int, num_ranks: int, num_microbatches: int) -> Row:
     pairs = [(down, FORWARD), (up, BACKWARD), (up, FORWARD), (down, BACKWARD)]
     row += count.series(pairs, num_microbatches - 2 * num_ranks + here)
     row += count.series(pairs[1:], after)
-    # From the middle of the last backwards on, their weights wait, and fill the bubbles at the end.
+    # From the middle of the last backward passes on, their weights wait, and fill the bubbles at the end.
     whole = 2 * (here // 2) + 1 - rank % 2
     for number in range(2 * here):
         row.append(count.next(down if number % 2 else up, BACKWARD if number < whole else BACKWARD_INPUT))
@@ -235,7 +235,7 @@ def _dualpipe_v_row(rank: int, num_ranks: int, num_microbatches: int) -> Row:
 
 
 class _Counter(Counter[tuple[int, str]]):
-    """The next micro-batch of each stage and kind; a whole backward counts as both halves."""
+    """The next micro-batch of each stage and kind; a whole backward pass counts as both halves."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -257,7 +257,7 @@ class _Counter(Counter[tuple[int, str]]):
         return [self.next(stage, kind) for _ in range(times) for stage, kind in kinds]
 
     def oldest_weight(self) -> Row:
-        """Return the backward of the weights that has waited longest, or nothing."""
+        """Return the backward pass of the weights that has waited longest, or nothing."""
         if not self._inputs:
             return []
         oldest = self._inputs.pop(0)
@@ -268,7 +268,7 @@ class _Counter(Counter[tuple[int, str]]):
 def _passes(
     rank: int, num_ranks: int, num_microbatches: int, stages_per_rank: int, per_round: int
 ) -> tuple[list[Action], list[Action]]:
-    """Return the forwards and the backwards of a rank: rounds of micro-batches, each through all stages in turn."""
+    """Return the forward and backward passes of a rank: rounds of micro-batches, each through all stages in turn."""
     count = _Counter()
     forwards, backwards = [], []
     for number in range(num_microbatches * stages_per_rank):
@@ -279,7 +279,7 @@ def _passes(
 
 
 def _delayed(rows: list[Row]) -> list[Row]:
-    """Put idle steps before forwards whose input is not there yet if all actions take one step."""
+    """Put idle steps before forward passes whose input is not there yet if all actions take one step."""
     delayed: list[Row] = [[] for _ in rows]
     left = [row[::-1] for row in rows]
     done: set[Action] = set()

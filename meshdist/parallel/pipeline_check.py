@@ -10,6 +10,7 @@ from meshdist.parallel.pipeline_actions import (
     MESSAGES,
     WORDS,
     Action,
+    described,
 )
 from meshdist.parallel.pipeline_table import ScheduleError, Table, execution_order
 
@@ -52,7 +53,7 @@ def _check_passes(table: Table, stage: int, microbatch: int, has_backward: bool)
         for half in (of_input, of_weight):
             if half in places:
                 raise ScheduleError(
-                    f"{places[half]}: {half} repeats {full} of {places[full]}, which is the whole backward"
+                    f"{places[half]}: {half} repeats {full} of {places[full]}, which is the whole backward pass"
                 )
         if places[full] < places[forward]:
             raise ScheduleError(_too_early(table, full, forward))
@@ -68,10 +69,7 @@ def _check_passes(table: Table, stage: int, microbatch: int, has_backward: bool)
 
 
 def _absent(table: Table, action: Action) -> str:
-    return (
-        f"rank {table.home[action.stage]} never does {action}, the {WORDS[action.kind]} of micro-batch"
-        f" {action.microbatch} through stage {action.stage}"
-    )
+    return f"rank {table.home[action.stage]} never does {described(action)}"
 
 
 def _too_early(table: Table, action: Action, needed: Action) -> str:

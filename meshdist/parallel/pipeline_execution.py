@@ -20,8 +20,8 @@ from meshdist.parallel.pipeline_actions import (
     RECV_F,
     SEND_B,
     SEND_F,
-    WORDS,
     Action,
+    described,
 )
 from meshdist.parallel.pipeline_schedules import Schedule
 from meshdist.parallel.pipeline_simulation import Span
@@ -112,7 +112,7 @@ class Execution:
     def do(self, action: Action) -> None:
         """Do one action."""
         stage, kind, microbatch = action
-        self.where = f"{action}, the {WORDS[kind]} of micro-batch {microbatch} through stage {stage}: "
+        self.where = f"{described(action)}: "
         if kind in (SEND_F, SEND_B):
             self._transfers.send(action, self._given.pop((stage, microbatch, kind)))
         elif kind in (RECV_F, RECV_B):

@@ -62,7 +62,7 @@ class PipelineRunner:
     Raises:
         TypeError: A stage is not a `PipelineStage`.
         ValueError: A stage is missing or is another rank's, the group and the schedule differ in size, or there is
-            no loss or backward for a schedule that goes backward; raised on all ranks, naming the rank.
+            no loss or backward function for a schedule that goes backward; raised on all ranks, naming the rank.
         ScheduleError: The schedule does not pass its `check`, or the ranks have different ones; raised on all ranks.
 
     Example:
@@ -120,7 +120,8 @@ class PipelineRunner:
                 batches along dimension 0. Ignored elsewhere.
             target: On the rank of the last stage, the second argument of `loss`, split likewise. Ignored elsewhere.
             return_outputs: Whether to keep the outputs of the last stage.
-            kw: Keyword arguments of the forwards of this rank. Arrays are split likewise; other values are passed on.
+            kw: Keyword arguments of the forward functions of this rank. Arrays are split likewise; other values are
+                passed on.
 
         Returns:
             Outputs, losses and gradients; see `PipelineStep`.
@@ -287,7 +288,7 @@ def _stages_of(
         if not isinstance(stage, PipelineStage):
             raise TypeError(f"stage {number} must be a PipelineStage, got {type(stage).__name__}")
         if schedule.has_backward and not stage.has_backward:
-            raise ValueError(f"stage {number} has no backward, and the schedule goes backward")
+            raise ValueError(f"stage {number} has no backward function, and the schedule goes backward")
     if schedule.has_backward and schedule.num_stages - 1 in needed and loss is None:
         raise ValueError("the rank of the last stage needs loss=, since the schedule goes backward")
     return {number: stages[number] for number in needed}

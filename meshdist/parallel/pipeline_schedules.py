@@ -105,9 +105,9 @@ class Schedule:
     def check(self) -> Schedule:
         """Prove the schedule complete and free of deadlock, and return it.
 
-        Each micro-batch goes through each stage once, forward and, if any does, backward: a forward before its
-        backward, a backward of the input before that of the weights. As in `PipelineRunner`, sends never wait, and the
-        action that uses the data of a receive waits for it.
+        Each micro-batch goes through each stage once, forward and, if any does, backward: the forward pass before the
+        backward pass, and in it the half of the input before that of the weights. As in `PipelineRunner`, sends never
+        wait, and the action that uses the data of a receive waits for it.
 
         Raises:
             ScheduleError: It fails the check; the message names rank, step and action, and for a deadlock the cycle of
@@ -125,7 +125,7 @@ class Schedule:
         return self if self.has_messages else Schedule(with_messages(self._table), self.name)
 
     def forward_only(self) -> Schedule:
-        """Return the forwards of the schedule and their messages."""
+        """Return the forward passes of the schedule and their messages."""
         kept = [[a for a in row if a is not None and a.kind in ("F", "SEND_F", "RECV_F")] for row in self.rows]
         return Schedule(kept, self.name)
 
@@ -133,7 +133,7 @@ class Schedule:
         """Return the times of all computations, with makespan, bubble, peak of live activations, and a picture.
 
         Args:
-            costs: How long the actions take. None: 1 for a forward and for each half of a backward.
+            costs: How long the actions take. None: 1 for a forward pass and for each half of a backward pass.
 
         Raises:
             ScheduleError: It deadlocks.

@@ -25,10 +25,10 @@ class PipelineCosts:
     """The times of the actions of a pipeline, in any unit: one number for all stages, or one for each.
 
     Attributes:
-        forward: A forward.
-        backward_input: A backward of the input.
-        backward_weight: A backward of the weights.
-        backward: A whole backward; None for the sum of its halves.
+        forward: A forward pass.
+        backward_input: The half of a backward pass that computes the gradient of the input.
+        backward_weight: The half that computes the gradients of the weights.
+        backward: A whole backward pass; None for the sum of its halves.
         message: From the end of a computation to the arrival of its result on another rank. Ranks compute meanwhile.
 
     Raises:
@@ -129,7 +129,7 @@ def simulate(table: Table, costs: PipelineCosts) -> Times:
 
 
 def peak_activations(row: Sequence[Action | None]) -> int:
-    """Return how many activations a rank keeps at most: each from its forward to the end of its whole backward."""
+    """Return how many activations a rank keeps at most: each from its forward pass to the end of its backward pass."""
     kept = peak = 0
     for action in row:
         if action is not None and action.kind == FORWARD:

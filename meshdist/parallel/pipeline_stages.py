@@ -18,7 +18,7 @@ class PipelineStage:
     they were returned. Give `backward`, or both of its halves, or all three.
 
     Attributes:
-        forward: `forward(x, **kw) -> (y, saved)`. `saved` is any object that the backward needs.
+        forward: `forward(x, **kw) -> (y, saved)`. `saved` is any object that the backward pass needs.
         backward: `backward(saved, dy) -> (dx, grads)`: the gradients of `x` and of the stage's parameters, for `B` of a
             schedule. `dx` of the first stage is not used, and may be None.
         backward_input: `backward_input(saved, dy) -> (dx, rest)`, for `I` of a schedule. `rest` is any object.
@@ -26,7 +26,7 @@ class PipelineStage:
 
     Raises:
         TypeError: A function is not callable.
-        ValueError: One half of the backward is given and the other is not.
+        ValueError: One half of the backward pass is given and the other is not.
 
     Example:
         >>> import numpy as np
@@ -129,7 +129,7 @@ class GradientSum:
 
 
 def autograd_stage(fun: Callable[..., Any], parameters: Any) -> PipelineStage:
-    """Return a pipeline stage from its forward alone: `meshdist.autograd` derives both halves of the backward.
+    """Return a pipeline stage from its forward function: `meshdist.autograd` derives both halves of the backward pass.
 
     Nothing is computed twice: `backward_input` keeps the gradients that reach an operation with parameters, and
     `backward_weight` continues from there. A stage that gets integers, such as the first one of a language model, has
@@ -139,7 +139,7 @@ def autograd_stage(fun: Callable[..., Any], parameters: Any) -> PipelineStage:
         fun: `fun(parameters, x, **kw)` returns the output of the stage, an array or nested lists, tuples and dicts of
             arrays. It computes with the functions of `autograd.numpy` and `meshdist.autograd`.
         parameters: The stage's parameters: an array or nested lists, tuples and dicts of floating or complex NumPy
-            arrays. They are looked up in each forward, so an optimizer may change them or their dict in place. The
+            arrays. They are looked up in each forward pass, so an optimizer may change them or their dict in place. The
             gradients have their structure.
 
     Raises:

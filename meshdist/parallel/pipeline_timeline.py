@@ -19,8 +19,8 @@ class PipelineTimeline:
     Attributes:
         name: What was run.
         rows: The computations of each rank, as `Span` of action, begin and end, from the earliest begin of all on.
-        peak_activations: How many activations each rank keeps at most, each from its forward to the end of its whole
-            backward.
+        peak_activations: How many activations each rank keeps at most, each from its forward pass to the end of its
+            whole backward pass.
         unit: The unit of time, "s" if it was measured; empty for that of the costs.
 
     Example:

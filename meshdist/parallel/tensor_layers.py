@@ -33,8 +33,8 @@ def column_parallel(
 ) -> Any:
     """Return this rank's columns of `x @ weight + bias`, where the weight is sharded by columns.
 
-    The forward sends nothing; the backward computes the gradient of `x` by an all_reduce. With `sequence_parallel`, the
-    forward is an all_gather, and the backward a reduce_scatter.
+    The forward pass sends nothing; the backward pass computes the gradient of `x` by an all_reduce. With
+    `sequence_parallel`, the forward pass makes an all_gather, and the backward pass a reduce_scatter.
 
     Args:
         x: Shape (..., features), of a floating dtype; the same on all ranks of the axis. With `sequence_parallel` this
@@ -90,8 +90,9 @@ def row_parallel(
 ) -> Any:
     """Return `x @ weight + bias`, where `x` is sharded by columns, and the weight by the same rows.
 
-    The forward sums the ranks' products by an all_reduce; the backward sends nothing. With `sequence_parallel`, the
-    forward is a reduce_scatter, and the backward an all_gather, and an all_reduce of the gradient of `bias`.
+    The forward pass sums the ranks' products by an all_reduce; the backward pass sends nothing. With
+    `sequence_parallel`, the forward pass makes a reduce_scatter, and the backward pass an all_gather, and an all_reduce
+    of the gradient of `bias`.
 
     Args:
         x: This rank's columns, shape (..., block), as `column_parallel` returns them.

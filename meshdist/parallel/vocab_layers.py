@@ -30,9 +30,9 @@ def vocab_parallel_embedding(
 ) -> Any:
     """Return `table[indices]`, where each rank has the rows of a block of the vocabulary.
 
-    The forward computes the result by an all_reduce; the backward sends nothing. With `sequence_parallel`, the forward
-    is a reduce_scatter, and the backward an all_gather. Without `vocab_size`, the forward also sends two numbers, to
-    compare the sizes of the blocks.
+    The forward pass computes the result by an all_reduce; the backward pass sends nothing. With `sequence_parallel`,
+    the forward pass makes a reduce_scatter, and the backward pass an all_gather. Without `vocab_size`, the forward pass
+    also sends two numbers, to compare the sizes of the blocks.
 
     Args:
         indices: Integers of any shape, the same on all ranks of the axis, with `sequence_parallel` too.
@@ -82,8 +82,8 @@ def vocab_parallel_embedding(
 def vocab_parallel_cross_entropy(logits: Any, targets: Any, *, axis: GroupLike, vocab_size: int | None = None) -> Any:
     """Return the cross entropy of each target, -log(softmax(logits)[target]), of logits sharded along the vocabulary.
 
-    The forward needs two all_reduces: of the maxima of the logits, and of the sums of exponentials and the logits of
-    the targets; in all, 3 numbers for each target. The backward sends nothing. The logits are never gathered.
+    The forward pass needs two all_reduces: of the maxima of the logits, and of the sums of exponentials and the logits
+    of the targets; in all, 3 numbers for each target. The backward pass sends nothing. The logits are never gathered.
 
     Args:
         logits: This rank's block, shape (..., block), as `torch.chunk` splits the vocabulary. Dtypes of less than 4

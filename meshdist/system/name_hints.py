@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
+from numbers import Integral
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
@@ -19,6 +20,8 @@ R = TypeVar("R")
 
 _PACKAGE = "meshdist"
 _FEW_RANKS = 8
+# The parameters before the peer of a message.
+_SENT = ("tensor", "object_list")
 
 
 class MissingModules:
@@ -57,18 +60,40 @@ def not_a_group(group: object) -> TypeError:
     elif isinstance(group, (list, tuple, range)) and all(isinstance(rank, int) for rank in group):
         ranks = str(list(group)) if len(group) <= _FEW_RANKS else "ranks"
         hint = f"; to create a group of these ranks, call new_group({ranks})"
+    elif _is_integer(group) and any("tag" in frame.f_code.co_varnames for frame in _frames_of_call()):
+        hint = f"; for a tag, write tag={group}"
     name = _called_function()
     prefix = f"{name}: " if name else ""
     return TypeError(f"{prefix}group must be a ProcessGroup, a DeviceMesh or None, got {got}{hint}")
 
 
+def hint_at_swap(peer: str, value: object) -> str:
+    """Return a question if the user's call has an array or list as `peer`, src or dst, and an integer as the array."""
+    for frame in _frames_of_call():
+        for name in _SENT:
+            if hasattr(value, "__len__") and _is_integer(frame.f_locals.get(name)):
+                return f"; did you swap {name} and {peer}?"
+    return ""
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def _called_function() -> str:
     """Return the name of the function of this package that the user's code has called."""
-    name = ""
+    name = _frames_of_call()[-1].f_code.co_name
+    return name if name.isidentifier() and not name.startswith("_") else ""
+
+
+def _frames_of_call() -> list[FrameType]:
+    """Return the frames of this package, up to that of the function that the user's code has called."""
+    frames: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE:
-        name, frame = frame.f_code.co_name, frame.f_back
-    return name if name.isidentifier() and not name.startswith("_") else ""
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
 
 
 def explain(function: Callable[..., Any], error: TypeError) -> None:

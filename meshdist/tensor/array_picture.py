@@ -252,7 +252,7 @@ def _notes(layout: ArrayLayout, names: Sequence[str] | None) -> list[str]:
     for axis, (placement, size) in enumerate(zip(layout.placements, layout.mesh_shape, strict=True)):
         along = f"the {size} ranks along {f'axis {axis}' if names is None else names[axis]}"
         if isinstance(placement, Replicate):
-            notes.append(f"replicated: {along} hold the same")
+            notes.append(f"replicated: {along} hold the same block")
         elif not isinstance(placement, Shard):
             notes.append(f"pending {placement.op}: the array is the {_NOUNS[placement.op]} of what {along} hold")
     return notes

@@ -2,8 +2,8 @@
 # # Pipelines, drawn
 #
 # A model that is too large for one rank is split into stages. While the second stage works on the first micro-batch,
-# the first stage works on the second one. The order of the forwards and backwards of all ranks is the *schedule*. This
-# notebook draws schedules, finds what is wrong with one made by hand, and trains a network of four stages.
+# the first stage works on the second one. The order of the forward and backward passes of all ranks is the *schedule*.
+# This notebook draws schedules, finds what is wrong with one made by hand, and trains a network of four stages.
 
 # %%
 import numpy as np
@@ -29,9 +29,9 @@ for ax, schedule in zip(axes, schedules, strict=True):
     schedule.show("plot", ax=ax)
 
 # %% [markdown]
-# A backward takes twice as long as a forward. The white areas are the *bubble*, the time in which ranks have nothing to
-# do. 1F1B has the same bubble as GPipe, and keeps fewer activations. ZB-H1 splits the backward into two halves: the
-# next rank waits for the gradient of the input only, and the gradient of the weights fills gaps.
+# A backward pass takes twice as long as a forward pass. The white areas are the *bubble*, the time in which ranks have
+# nothing to do. 1F1B has the same bubble as GPipe, and keeps fewer activations. ZB-H1 splits the backward pass into two
+# halves: the next rank waits for the gradient of the input only, and the gradient of the weights fills gaps.
 
 # %%
 for schedule in (*schedules, interleaved(4, 8), zbv(4, 8)):
@@ -87,7 +87,7 @@ Schedule(["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"], name="by hand").check()
 # %% [markdown]
 # ## A network of four stages
 #
-# A stage is a forward and a backward, any functions. Four ranks with a layer each learn the sine; the losses are those
+# A stage is any two functions, forward and backward. Four ranks with a layer each learn the sine; the losses are those
 # of one process.
 
 

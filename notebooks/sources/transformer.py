@@ -65,8 +65,8 @@ for place, shapes in dist.run(blocks, 4):
 # %% [markdown]
 # ## A stage
 #
-# A stage of the pipeline is a function of its parameters and its input. `autograd_stage` makes the backward: in two
-# halves, since the stage before waits for the gradient of the input only.
+# A stage of the pipeline is a function of its parameters and its input. `autograd_stage` makes the backward pass,
+# in two halves, since the stage before waits for the gradient of the input only.
 
 
 # %%

@@ -155,7 +155,7 @@ def test_slurm_requeue_goes_on_as_if_it_had_not_been_interrupted(tools, tmp_path
         first.kill()
     assert (first.returncode, err) == (0, "")
     *before, last = out.splitlines()
-    assert last == "start 0: the time is up, back into the queue"
+    assert last == "start 0: the time is up; requeued"
     assert (tmp_path / "requeued").read_text() == f"requeue {variables['SLURM_JOB_ID']}\n"
     assert before[-1] == "6 of 12 steps are done"
     second = run([*script, "runs"], tmp_path, **variables, SLURM_RESTART_COUNT="1")

@@ -67,7 +67,8 @@ def no_group(value, words):
     }.items():
         with pytest.raises(TypeError) as raised:
             call()
-        assert str(raised.value) == f"{name}: {words}"
+        hint = "; for a tag, write tag=0" if name == "send" and value == 0 else ""
+        assert str(raised.value) == f"{name}: {words}{hint}"
 
 
 @pytest.mark.parametrize(

@@ -279,6 +279,62 @@ def test_names_and_arguments_that_are_called_otherwise(call, words):
 
 @pytest.mark.parametrize(
     ("call", "name"),
+    [
+        (lambda: dist.send(np.ones(1), 0, 7), "send"),
+        (lambda: dist.recv(np.ones(1), 0, 7), "recv"),
+        (lambda: dist.isend(np.ones(1), 0, np.int64(7)), "isend"),
+        (lambda: dist.irecv(np.ones(1), 0, 7), "irecv"),
+        (lambda: dist.sendrecv(np.ones(1), np.ones(1), 0, 0, 7), "sendrecv"),
+        (lambda: dist.probe(0, 7), "probe"),
+        (lambda: dist.iprobe(0, 7), "iprobe"),
+        (lambda: dist.send_object_list([1], 0, 7), "send_object_list"),
+        (lambda: dist.recv_object_list([1], 0, 7), "recv_object_list"),
+        (lambda: dist.isend_object_list([1], 0, 7), "isend_object_list"),
+        (lambda: dist.irecv_object_list(0, 7), "irecv_object_list"),
+    ],
+)
+def test_a_tag_in_the_place_of_the_group(call, name):
+    def main():
+        with pytest.raises(TypeError, match=rf"^{name}: group must be .*, got int(64)?; for a tag, write tag=7$"):
+            call()
+
+    dist.run(main, 1)
+
+
+@pytest.mark.parametrize("call", [lambda: dist.broadcast(np.ones(1), 0, 7), lambda: dist.recv(np.ones(1), 0, True)])
+def test_what_is_no_tag_in_the_place_of_the_group(call):
+    def main():
+        with pytest.raises(TypeError, match=r": group must be .*, got (int|bool)$"):
+            call()
+
+    dist.run(main, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: dist.send(1, np.ones(2)), "got array([1., 1.]); did you swap tensor and dst?"),
+        (lambda: dist.recv(0, np.ones(1)), "got array([1.]); did you swap tensor and src?"),
+        (lambda: dist.isend(0, np.ones(1)), "; did you swap tensor and dst?"),
+        (lambda: dist.irecv(np.int64(0), np.ones(1)), "; did you swap tensor and src?"),
+        (lambda: mesh_of_one().send(0, np.ones(1)), "; did you swap tensor and dst?"),
+        (lambda: dist.broadcast(0, np.ones(1)), "; did you swap tensor and src?"),
+        (lambda: dist.send_object_list(0, ["a"]), "got ['a']; did you swap object_list and dst?"),
+        (lambda: dist.recv_object_list(0, []), "got []; did you swap object_list and src?"),
+        (lambda: dist.send(np.ones(1), np.ones(1)), "got array([1.])"),
+        (lambda: dist.send(1, 2.5), "got 2.5"),
+    ],
+)
+def test_an_array_in_the_place_of_its_peer(call, words):
+    def main():
+        with pytest.raises(TypeError, match=f"(dst|src) must be an integer, .*{re.escape(words)}$"):
+            call()
+
+    dist.run(main, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
     [(lambda: dist.new_group(rank=[0]), "new_group"), (lambda: dist.recv(np.ones(1), source=0), "recv")],
 )
 def test_a_wrong_argument_is_raised_by_the_function_of_that_name(call, name):

@@ -280,6 +280,12 @@ ROWS = dict(array_rows()) | {
         "dst is this rank.*posted no receive",
     ),
     "send: outside": (lambda: dist.send(x(), 3), ValueError, r"dst.*\[0, 1, 2\].*got 3"),
+    "send: array as target": (
+        lambda: dist.send(1, x()),
+        TypeError,
+        r"dst.*integer.*did you swap tensor and dst\?",
+    ),
+    "recv: array as source": (lambda: dist.recv(1, x()), TypeError, r"src.*integer.*did you swap tensor and src\?"),
     "recv: from itself": (lambda: dist.recv(x(), dist.get_rank()), ValueError, "src is this rank.*sent itself no"),
     "recv: outside": (lambda: dist.recv(x(), 3), ValueError, r"src.*\[0, 1, 2\].*got 3"),
     "send: negative tag": (lambda: dist.send(x(), other(), tag=-1), ValueError, "tag.*negative.*-1"),

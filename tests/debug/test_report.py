@@ -136,7 +136,7 @@ def test_the_page_names_ranks_without_a_file(tmp_path, capsys):
         " is unknown, as their files are missing"
     ) in page
     assert "have not reached" not in page
-    assert page.rstrip().endswith("rank 2 may have been late: rank 0 waited for it, for 5.0 s")
+    assert page.rstrip().endswith("rank 2 may have been late: rank 0 waited for it for 5.0 s")
 
 
 def failed_as_1_ended(how, **more):
@@ -217,7 +217,7 @@ def test_the_page_names_who_comes_last(tmp_path, capsys):
 def test_the_page_names_who_is_late_now(tmp_path, capsys):
     states = [data(rank, [waiting("world", 1, 5.0 + rank)], WORLD, size=3) for rank in (0, 2)]
     page = page_of(tmp_path, capsys, *states, data(1, [], WORLD, in_call=False, size=3))
-    assert page.endswith("Stragglers\n  rank 1 was late: ranks 0, 2 waited for it, for 7.0 s\n")
+    assert page.endswith("Stragglers\n  rank 1 was late: ranks 0, 2 waited for it for 7.0 s\n")
 
 
 @pytest.mark.parametrize("late_s", [None, 0.002, 0.04])

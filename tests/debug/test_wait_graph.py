@@ -44,7 +44,8 @@ def test_all_wait_for_the_one_that_has_not_come():
 def test_the_story_names_the_absent_rank_its_place_and_its_last_call():
     lines = hang_report(who_waits(one_absent()), 3)
     assert lines[0] == "rank 1 has not reached barrier(), call 2 on 'world', at train.py:20"
-    assert "ranks 0, 2 are in barrier(), call 2 on 'world', at train.py:20, for 5.0 s, waiting for rank 1" in lines
+    call = "barrier(), call 2 on 'world', at train.py:20"
+    assert f"ranks 0, 2 have been in {call}, for 5.0 s, waiting for rank 1" in lines
     assert any(
         line.startswith(
             "rank 1 is not in a meshdist call; it has been at data.py:57 in load for 8.9 s; its last call was"
@@ -57,7 +58,7 @@ def test_the_story_names_the_absent_rank_its_place_and_its_last_call():
 def test_sixty_four_ranks_are_told_of_in_a_few_lines():
     lines = hang_report(who_waits(one_absent(64, late=17)), 64)
     assert len(lines) < 6
-    assert any(line.startswith("ranks 0-16, 18-63 are in barrier()") for line in lines)
+    assert any(line.startswith("ranks 0-16, 18-63 have been in barrier()") for line in lines)
 
 
 def test_ranks_in_the_calls_of_two_groups_wait_in_a_circle():
@@ -76,7 +77,7 @@ def test_ranks_in_the_calls_of_two_groups_wait_in_a_circle():
     after = "after barrier(), call 1 on 'world', at train.py:10"
     assert hang_report(waits, 2) == [
         f"the ranks wait for each other: rank 0 waits for rank 1; rank 1 waits for rank 0; {after}, their calls differ",
-        *(f"rank {rank} is in {calls[rank]}, for 5.0 s, waiting for rank {1 - rank}" for rank in (0, 1)),
+        *(f"rank {rank} has been in {calls[rank]}, for 5.0 s, waiting for rank {1 - rank}" for rank in (0, 1)),
     ]
     assert causes(waits) == [
         f"the ranks wait for each other: rank 0 waits for rank 1 in {calls[0]}; rank 1 waits for rank 0 in {calls[1]};"
@@ -163,7 +164,7 @@ def test_a_report_says_how_the_calls_ended_of_ranks_that_wait_no_more():
     for error, words in how.items():
         failed = {**waiting("world", 1, 3.0), "state": "failed", "error": error}
         (_, line) = hang_report(who_waits(by_rank(seen(0, [failed], WORLD))), 1, now_s=NOW_S)
-        assert line.startswith(f"rank 0 is in barrier(), call 1 on 'world', at train.py:10 ({words}), for "), line
+        assert line.startswith(f"rank 0 has been in barrier(), call 1 on 'world', at train.py:10 ({words}), for "), line
 
 
 def test_who_gave_up_before_anybody_waited_for_it_is_of_no_circle():
@@ -192,11 +193,11 @@ def test_a_message_is_not_sent_or_not_received_by_its_other_side():
         seen(2, [], WORLD, in_call=False),
     )
     text = "\n".join(hang_report(who_waits(states), 3))
-    assert "rank 2 has not received what rank 1 sends in send(float32[4] to rank 2, tag=0), message 1" in text
+    assert "rank 2 has not received the message that rank 1 is sending in send(float32[4] to rank 2, tag=0)" in text
     states[1] = seen(1, [], WORLD, in_call=False)
     text = "\n".join(hang_report(who_waits(states), 3))
-    assert "rank 1 has not sent what rank 0 waits for in recv(float32[4] from rank 1, tag=0), message 1" in text
-    assert "have completed no call yet" in text
+    assert "rank 1 has not sent the message that rank 0 is waiting for in recv(float32[4] from rank 1, tag=0)" in text
+    assert "have not completed any call yet" in text
 
 
 def test_ranks_that_lack_in_different_calls_are_told_of_one_by_one():
@@ -231,7 +232,7 @@ def test_a_rank_that_computes_while_its_async_call_waits_is_in_no_circle():
     waits = who_waits(states)
     assert (waits.cycle, waits.absent) == ((), (0,))
     report = "\n".join(hang_report(waits, 2))
-    assert "and has completed no call yet; 1 async call is in progress" in report
+    assert "and has not completed any call yet; 1 async call is in progress" in report
 
 
 def test_a_queued_call_has_not_come():

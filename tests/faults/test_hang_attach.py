@@ -63,9 +63,8 @@ def test_ctrl_c_asks_the_ranks_without_another_connection(new_workers, monkeypat
         monkeypatch.setattr(socket.socket, "connect", refuse)  # on a busy host, the store may take long to accept one
 
         lines = until(lambda: hang_at_the_end(store, workers.address), "rank 0 has waited for long")
-    assert lines[0].startswith("rank 1 has not sent what rank 0 waits for in recv(float64[4] from rank 1, tag=2)"), (
-        lines
-    )
+    words = "rank 1 has not sent the message that rank 0 is waiting for in recv(float64[4] from rank 1, tag=2)"
+    assert lines[0].startswith(words), lines
 
 
 def test_attach_asks_a_running_job(new_workers):
@@ -199,7 +198,7 @@ def test_attach_to_the_job_of_a_process(tmp_path, monkeypatch, capsys):
             for jobs, status, words in (
                 ([job], 0, ""),
                 ([job] * 2, 1, f"2 jobs on this host: pass --store with one of {job.address}"),
-                ([], 1, "no job on this host; pass --store"),
+                ([], 1, "none of your jobs is running on this host; pass --store"),
             ):
                 monkeypatch.setattr("meshdist.debug.attach.jobs_here", lambda jobs=jobs: jobs)
                 assert main(["attach"]) == status
@@ -299,7 +298,7 @@ def test_attach_finds_how_the_last_wait_of_a_rank_ended_that_is_gone(new_workers
     waits = who_waits(found.states, found.gone)
     assert sorted(waits.graph.edges) == [(0, 1), (2, 1)]
     text = "\n".join(hang_report(waits, 3))
-    assert "rank 1 has not sent what rank 0 waits for in recv(float64[4] from rank 1, tag=0)" in text
+    assert "rank 1 has not sent the message that rank 0 is waiting for in recv(float64[4] from rank 1, tag=0)" in text
     assert re.search(
         r"rank 2 was in barrier\(\), call 1 on 'pair', at .*, for [2-9]\.\d s, waiting for rank 1, and timed out", text
     )

@@ -58,7 +58,9 @@ def test_a_timeout_shows_where_the_absent_rank_computes(new_workers, tmp_path):
     assert f"timed out after {TIMEOUT_S:g} s waiting for rank 1 (pid {workers.pids[1]} on " in message
     assert "rank 1 has not reached all_reduce(float64[4], op=sum), call 2 on 'short of time'" in message
     # Rank 2 may have timed out already, or not be there yet.
-    assert re.search(r"ranks? 0(, 2 are| is) in all_reduce\(.* at test_hang_reports.py:\d+, for \d+\.\d s", message)
+    assert re.search(
+        r"ranks? 0(, 2 have| has) been in all_reduce\(.* at test_hang_reports.py:\d+, for \d+\.\d s", message
+    )
     assert re.search(
         r"rank 1 is not in a meshdist call; it has been at test_hang_reports.py:\d+ in busy_in_own_code", message
     )
@@ -93,7 +95,7 @@ def test_a_timeout_shows_the_circle_and_the_first_call_that_differs(new_workers)
     assert f"{cause} 'other'" in message
     for call in ("call 2 on 'one'", "call 2 on 'other'"):
         # The other rank may have timed out a moment before.
-        assert len(re.findall(rf"(is|was) in all_reduce\(float64\[4\], op=sum\), {call}", message)) == 1
+        assert len(re.findall(rf"(has been|was) in all_reduce\(float64\[4\], op=sum\), {call}", message)) == 1
         assert len([line for line in message.splitlines()[1:] if call in line]) == 1
 
 
@@ -163,7 +165,7 @@ def test_64_ranks_that_are_stuck():
     failures = [failure for failure in dist.run(main, 64, timeout=60.0) if failure is not None]
     first = timed_out(*failures)
     assert "rank 17 has not reached barrier(), call 2" in first.message
-    assert "ranks 0-16, 18-63 are in barrier()" in first.message
+    assert "ranks 0-16, 18-63 have been in barrier()" in first.message
     assert "rank 17 is not in a meshdist call" in first.message
 
 

@@ -62,7 +62,7 @@ def signalled(tmp_path, before="", after="signal.SIG_DFL", last_line="", **varia
 def test_sigusr1_writes_the_file(tmp_path):
     last_line = f"  its last calls are in {tmp_path / 'dumps' / 'rank_0.json'}\n"
     said = signalled(tmp_path, last_line=last_line, MESHDIST_FLIGHT_RECORDER_DIR=str(tmp_path / "dumps"))
-    assert said.startswith("meshdist rank 0: it is not in a meshdist call; it has been at script.py:9 in <module> for ")
+    assert said.startswith("meshdist rank 0: not in a meshdist call; it has been at script.py:9 in <module> for ")
     state = json.loads((tmp_path / "dumps" / "rank_0.json").read_text())
     assert [record["text"] for record in state["records"]] == ["all_reduce(float64[4], op=sum)"]
     assert state["place"].startswith(str(tmp_path / "script.py"))
@@ -70,7 +70,7 @@ def test_sigusr1_writes_the_file(tmp_path):
 
 def test_sigusr1_shows_where_the_rank_is(tmp_path):
     said = signalled(tmp_path)
-    assert said.startswith("meshdist rank 0: it is not in a meshdist call; it has been at script.py:9 in <module> for ")
+    assert said.startswith("meshdist rank 0: not in a meshdist call; it has been at script.py:9 in <module> for ")
     assert "its last call was all_reduce(float64[4], op=sum), call 1 on 'world', at script.py:7" in said
 
 

@@ -36,8 +36,8 @@ meshdist.init_process_group(timeout=2)
     assert status == 1
     pid = (tmp_path / "pid").read_text()
     assert re.search(
-        rf"1 of 2 ranks joined within 2 s; rank 1 is missing: meshrun started it \(pid {pid} on \S+\), and it has not"
-        r" come to init_process_group\n",
+        rf"1 of 2 ranks joined within 2 s; rank 1 is missing: meshrun started it \(pid {pid} on \S+\), but it has not"
+        r" called init_process_group\n",
         err,
     )
     assert "MESHDIST_SECRET" not in err

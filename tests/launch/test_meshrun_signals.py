@@ -66,8 +66,8 @@ def test_ctrl_c_on_a_job_that_hangs_shows_who_waits_for_whom(tmp_path, after_s):
     time.sleep(after_s)
     process.send_signal(signal.SIGINT)
     lines = finish(process).splitlines()
-    assert lines[0].startswith("meshrun: rank 1 has not sent what rank 0 waits for in recv(float64[4]")
-    assert re.search(r"rank 0 is in recv\(.*, at script.py:\d+, for \d.\d s, waiting for rank 1", lines[1])
+    assert lines[0].startswith("meshrun: rank 1 has not sent the message that rank 0 is waiting for in recv(float64[4]")
+    assert re.search(r"rank 0 has been in recv\(.*, at script.py:\d+, for \d.\d s, waiting for rank 1", lines[1])
     assert lines[-1] == "meshrun: stopped by SIGINT"
     assert process.returncode == 130
 
@@ -81,12 +81,12 @@ def test_sigterm_on_a_job_that_hangs_shows_who_waits_for_whom(tmp_path):
         # Ranks that have answered once have imported what the answer needs: the next one takes milliseconds.
         command = [sys.executable, "-m", "meshdist.debug", "attach", "--pid", str(pids[0])]
         asked = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60, check=False)
-        return re.search(r"rank 0 is in recv\(.* for (0\.[5-9]|[1-9]).* s, waiting for rank 1", asked.stdout)
+        return re.search(r"rank 0 has been in recv\(.* for (0\.[5-9]|[1-9]).* s, waiting for rank 1", asked.stdout)
 
     until(waits, "rank 0 has waited for long")
     process.send_signal(signal.SIGTERM)
     lines = finish(process).splitlines()
-    assert lines[0].startswith("meshrun: rank 1 has not sent what rank 0 waits for in recv(float64[4]")
+    assert lines[0].startswith("meshrun: rank 1 has not sent the message that rank 0 is waiting for in recv(float64[4]")
     assert lines[-1] == "meshrun: stopped by SIGTERM"
     assert process.returncode == 143
 
@@ -129,8 +129,10 @@ dist.run(main, 2)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
     lines = [line for line in err.splitlines() if line.startswith("run: ")]
-    assert lines[0].startswith("run: rank 1 has not sent what rank 0 waits for in recv(float64[4] from rank 1"), err
-    assert any(re.search(r"rank 0 is in recv\(.*, at script.py:\d+, for \d.\d s", line) for line in lines)
+    assert lines[0].startswith("run: rank 1 has not sent the message that rank 0 is waiting for in recv(float64[4]"), (
+        err
+    )
+    assert any(re.search(r"rank 0 has been in recv\(.*, at script.py:\d+, for \d.\d s", line) for line in lines)
     assert err.rstrip().endswith("KeyboardInterrupt")
     frames = re.findall(r'File ".*?([^/"]+)", line', err.partition("Traceback")[2])
     assert frames == ["script.py", "user_traceback.py"], err

@@ -1,5 +1,7 @@
 """What init_device_mesh, DeviceMesh and its methods refuse, and in which words."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -43,7 +45,9 @@ def test_switches_of_torch_that_connect_groups_at_once_are_taken():
         ((5,), ValueError, "mesh_shape (5,) needs 5 ranks, but the world has 4"),
         ((10**6, 10**6), ValueError, "needs 1000000 x 1000000 = 1000000000000 ranks, but the world has 4"),
         ((2, 0), ValueError, "every size must be at least 1, got 0 in (2, 0)"),
-        ((2, -1), ValueError, "every size must be at least 1, got -1 in (2, -1)"),
+        ((2, -1), ValueError, "got -1 in (2, -1); with 4 ranks, write (2, 2)"),
+        ((-1, 2), ValueError, "every size must be at least 1, got -1 in (-1, 2); with 4 ranks, write (2, 2)"),
+        ((-1,), ValueError, "got -1 in (-1,); with 4 ranks, write (4,)"),
         ((), ValueError, "expected at least one axis, got ()"),
         ((2.0, 2), TypeError, "expected integers, got 2.0 (float) in (2.0, 2)"),
         ((True, 2), TypeError, "expected integers, got True (bool)"),
@@ -53,6 +57,25 @@ def test_switches_of_torch_that_connect_groups_at_once_are_taken():
 )
 def test_shapes(shape, kind, words):
     assert words in refusal(lambda: init_device_mesh("cpu", shape), kind)
+
+
+@pytest.mark.parametrize("shape", [(-1, 3), (-1, -1), (-1, 0), (-1, 2.0), (0, -1), (-2, 2)])
+def test_a_size_of_minus_one_that_cannot_be_inferred(shape):
+    assert "; with" not in refusal(lambda: init_device_mesh("cpu", shape), (ValueError, TypeError))
+
+
+@pytest.mark.parametrize(("variable", "hint"), [("6", "; with 6 ranks, write (3, 2)"), ("six", ""), (None, "")])
+def test_a_size_is_inferred_for_the_world_that_is_about_to_begin(monkeypatch, variable, hint):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("WORLD_SIZE", variable)
+    with pytest.raises(ValueError, match=re.escape(f"got -1 in (-1, 2){hint}") + "$"):
+        init_device_mesh("cpu", (-1, 2))
+
+
+def test_a_mesh_without_its_device_type():
+    with pytest.raises(TypeError, match="'mesh_shape'; the first argument is the device type, 'cpu' or 'cuda'$"):
+        init_device_mesh((2, 1), mesh_dim_names=("dp", "tp"))
 
 
 @pytest.mark.parametrize(
@@ -77,6 +100,7 @@ def test_names(names, kind, words):
         ("tpu", ValueError, "expected one of 'cpu', 'cuda', got 'tpu'"),
         ("", ValueError, "expected one of 'cpu', 'cuda', got ''"),
         (None, TypeError, "expected a string, got None"),
+        ((2, 1), TypeError, "got (2, 1) (tuple); the first argument is the device type, 'cpu' or 'cuda'"),
     ],
 )
 def test_device_types(device_type, kind, words):

@@ -224,8 +224,10 @@ def test_an_interrupt_of_ranks_that_hang_shows_who_waits_for_whom(pool, shown):
     late = "import time\nif rank == 1:\n    time.sleep(3.5)\n    print('late')\n    time.sleep(60)\n"
     outcome = pool.run(f"{late}dist.recv(np.empty(4), 1)", name="In [9]")  # the waits are long enough to be reported
     assert outcome.interrupted
-    assert outcome.hang_report[0].startswith("rank 1 has not sent what rank 0 waits for in recv(float64[4] from rank 1")
-    (waits,) = [line for line in outcome.hang_report if line.startswith("ranks 0, 2 are in recv(")]
+    assert outcome.hang_report[0].startswith(
+        "rank 1 has not sent the message that rank 0 is waiting for in recv(float64[4]"
+    )
+    (waits,) = [line for line in outcome.hang_report if line.startswith("ranks 0, 2 have been in recv(")]
     assert re.search(r"at In \[9\], line 6, for \d\.\d s, waiting for rank 1$", waits)
     shown.when["late"] = _interrupt_at(1)
     assert pool.run("if rank == 0: print('late')\nwhile True: pass").hang_report == []  # none waits

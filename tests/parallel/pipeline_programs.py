@@ -31,7 +31,7 @@ def loss(y, target):
 
 
 def stage_of(number, kinds="both"):
-    """Return a stage with a whole backward, with its halves, or with both."""
+    """Return a stage with a whole backward pass, with its halves, or with both."""
     w = weights_of(number)
 
     def backward_input(saved, dy):

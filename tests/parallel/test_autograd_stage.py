@@ -1,4 +1,4 @@
-"""autograd_stage: the halves of the backward are those of the whole, and compute nothing twice."""
+"""autograd_stage: the halves of the backward pass are those of the whole, and compute nothing twice."""
 
 import autograd.numpy as anp
 import numpy as np

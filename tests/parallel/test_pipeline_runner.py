@@ -184,7 +184,7 @@ def wrapped(forward=None, backward=None):
         (
             lambda rank, given: given.update(schedule=Schedule(["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0", "2F0 2F1"])),
             ScheduleError,
-            "rank 2 never does 2B0, the backward of micro-batch 0 through stage 2",
+            "rank 2 never does 2B0, the backward pass of micro-batch 0 through stage 2",
         ),
         (set_for(1, "stages", {}), ValueError, "on rank 1: stage 1 is missing; the schedule has stage 1 on this rank"),
         (set_for(1, "stages", {1: stage_of(1), 2: stage_of(2)}), ValueError, "on rank 1: stage 2 is not this rank's"),
@@ -203,7 +203,7 @@ def wrapped(forward=None, backward=None):
         (
             set_for(0, "stages", [PipelineStage(lambda x: (x, x))]),
             ValueError,
-            "on rank 0: stage 0 has no backward, and the schedule goes backward",
+            "on rank 0: stage 0 has no backward function, and the schedule goes backward",
         ),
         (set_for(2, "loss", None), ValueError, "on rank 2: the rank of the last stage needs loss="),
         (
@@ -284,7 +284,7 @@ def test_at_detail_nan_is_named():
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     errors = failing(set_for(1, "stages", stages))
     assert type(errors[1]) is FloatingPointError
-    assert "1B0, the backward of micro-batch 0 through stage 1: dx has NaN" in str(errors[1])
+    assert "1B0, the backward pass of micro-batch 0 through stage 1: dx has NaN" in str(errors[1])
     assert "FloatingPointError" in str(errors[0])
 
 
@@ -311,7 +311,7 @@ def test_a_failure_breaks_the_group_of_the_pipeline_alone(worlds, backend):
     assert cause == "no luck"
     for words in (first, last):
         assert "failed: PipelineRunner.step on group" in words
-        assert "1F0, the forward of micro-batch 0 through stage 1: RuntimeError: no luck" in words
+        assert "1F0, the forward pass of micro-batch 0 through stage 1: RuntimeError: no luck" in words
 
 
 def test_a_dry_run_says_that_it_knows_no_other_stage():
@@ -326,7 +326,7 @@ def random_schedule(rng):
     num_ranks, per_rank, num_microbatches = rng.integers(1, 4), rng.integers(1, 3), rng.integers(1, 4)
     home = rng.permutation(np.repeat(np.arange(num_ranks), per_rank))
     rows = [[] for _ in range(num_ranks)]
-    # For each micro-batch the actions that come next, and after a backward of the input also that of the weights.
+    # For each micro-batch the actions that come next, and after a backward pass of the input also that of the weights.
     ready = [(0, "F", number) for number in range(num_microbatches)]
     while ready:
         stage, kind, number = ready.pop(rng.integers(len(ready)))

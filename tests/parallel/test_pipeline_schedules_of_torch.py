@@ -59,7 +59,7 @@ def test_gpipe_and_1f1b(schedules, num_ranks):
         theirs = table(schedules, "1F1B", num_ranks, num_microbatches, num_ranks)
         ours = one_f_one_b(num_ranks, num_microbatches)
         assert as_schedule(theirs).rows[:-1] == ours.rows[:-1]
-        # torch's table counts the forwards of the last rank from 1 on; what torch runs counts them from 0 on.
+        # torch's table counts the forward passes of the last rank from 1 on; what torch runs counts them from 0 on.
         shifted = [action._replace(microbatch=action.microbatch + (action.kind == "F")) for action in ours.rows[-1]]
         assert as_schedule(theirs).rows[-1] == tuple(shifted)
 

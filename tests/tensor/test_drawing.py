@@ -37,7 +37,7 @@ TEXTS = [
         3,
         (6, 8),
         {"dp": Shard(1)},
-        ["       0:4   4:8", " 0:6  0 1  [2 3]", "", "replicated: the 2 ranks along tp hold the same"],
+        ["       0:4   4:8", " 0:6  0 1  [2 3]", "", "replicated: the 2 ranks along tp hold the same block"],
     ),
     (
         (2, 2),
@@ -61,7 +61,7 @@ TEXTS = [
             "                      0:2",
             "  [max(0 1), …, max(2 3)]",
             "",
-            "replicated: the 2 ranks along dp hold the same",
+            "replicated: the 2 ranks along dp hold the same block",
             "pending max: the array is the maximum of what the 2 ranks along tp hold",
         ],
     ),
@@ -70,7 +70,11 @@ TEXTS = [
         2,
         (),
         {},
-        ["  [0 1 2]", "", *[f"replicated: the {n} ranks along {a} hold the same" for n, a in [(1, "dp"), (3, "tp")]]],
+        [
+            "  [0 1 2]",
+            "",
+            *[f"replicated: the {n} ranks along {a} hold the same block" for n, a in [(1, "dp"), (3, "tp")]],
+        ],
     ),
     (
         (2, 3),
@@ -347,7 +351,7 @@ def test_a_note_below_a_plot_is_not_wrapped_for_one_word():
         ax = array((2, 2, 2), 0, (8, 6), {"tp": Shard(0), "pp": Shard(1)}).show("plot")
     assert ax.get_legend().get_title().get_text().split("\n") == [
         "numbers: ranks of mesh (dp=2, tp=2, pp=2)",
-        "replicated: the 2 ranks along dp hold the same",
+        "replicated: the 2 ranks along dp hold the same block",
     ]
     assert unreadable(ax.figure) == []
     pyplot.close(ax.figure)

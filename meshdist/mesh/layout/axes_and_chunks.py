@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 from meshdist.errors import UnknownAxisError
 from meshdist.system.plurals import counted
@@ -47,7 +49,8 @@ def checked_names(names: Sequence[str], shape: tuple[int, ...]) -> tuple[str, ..
     return checked
 
 
-def checked_sizes(what: str, sizes: Sequence[int]) -> tuple[int, ...]:
+def checked_sizes(what: str, sizes: Sequence[int], num_ranks: int | None = None) -> tuple[int, ...]:
+    """Return sizes as a tuple of integers, each at least 1; of `num_ranks` ranks, the error infers a size of -1."""
     if isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__iter__"):
         raise TypeError(f"{what}: expected a tuple of sizes, such as (2, 4), got {sizes!r}")
     listed = tuple(sizes)
@@ -57,8 +60,21 @@ def checked_sizes(what: str, sizes: Sequence[int]) -> tuple[int, ...]:
         if isinstance(size, bool) or not hasattr(size, "__index__"):
             raise TypeError(f"{what}: expected integers, got {size!r} ({type(size).__name__}) in {listed}")
         if operator.index(size) < 1:
-            raise ValueError(f"{what}: every size must be at least 1, got {size} in {listed}")
+            hint = _inferred(listed, num_ranks)
+            raise ValueError(f"{what}: every size must be at least 1, got {size} in {listed}{hint}")
     return tuple(operator.index(size) for size in listed)
+
+
+def _inferred(sizes: tuple[Any, ...], num_ranks: int | None) -> str:
+    """Return what to write for the only -1 of `sizes`; empty if the other sizes do not divide the number of ranks."""
+    others = [size for size in sizes if size != -1]
+    if num_ranks is None or len(others) != len(sizes) - 1 or not all(hasattr(size, "__index__") for size in others):
+        return ""
+    known = math.prod(map(operator.index, others))
+    if min(map(operator.index, others), default=1) < 1 or num_ranks % known:
+        return ""
+    shape = tuple(num_ranks // known if size == -1 else operator.index(size) for size in sizes)
+    return f"; with {counted(num_ranks, 'rank')}, write {shape}"
 
 
 def part_sizes(what: str, parts: int | Sequence[int], extent: int) -> tuple[int, ...]:
