@@ -24,7 +24,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from meshdist.debug.dump import BY_SIGNAL, RECORDS_SENT, dump_terminated, rank_state, write_state
-from meshdist.debug.native_stack import StackFile
+from meshdist.debug.stack_without_gil import StackFile
 from meshdist.errors import DistError
 from meshdist.runtime.flight_recorder import DIRECTORY_VARIABLE
 from meshdist.runtime.log import RankLog

@@ -162,7 +162,7 @@ def why_silent(peers: Peers, rank: int) -> str:
     card = peers.card(rank)
     if peers.is_stopped(rank):
         return f"is stopped by a signal; `kill -CONT {card.pid}` on {card.host_name} resumes it"
-    from meshdist.debug.native_stack import place_of_process
+    from meshdist.debug.stack_without_gil import place_of_process
 
     place = place_of_process(card.pid)
     at = f", called at {place}" if place is not None else ""

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from meshdist.debug.native_stack import StackFile, stack_of_process
+from meshdist.debug.stack_without_gil import StackFile, stack_of_process
 from meshdist.debug.stacks import stack_of
 
 
