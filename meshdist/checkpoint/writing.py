@@ -177,8 +177,8 @@ def _allocate(fd: int, nbytes: int, in_memory: bool) -> None:
 
 
 def _check_room(folder: Path, nbytes: int) -> None:
-    system = os.statvfs(folder)
-    if system.f_blocks and system.f_bavail * system.f_frsize < nbytes:  # 0: it has no limit
+    system = shutil.disk_usage(folder)
+    if system.total and system.free < nbytes:  # a total of 0: there is no limit
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
