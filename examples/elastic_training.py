@@ -113,7 +113,9 @@ def main() -> None:
     args = parser.parse_args()
     dist.init_process_group()
     with tempfile.TemporaryDirectory() as temporary:
-        args.checkpoint = args.checkpoint or temporary
+        folders = [args.checkpoint or temporary]
+        dist.broadcast_object_list(folders, src=0)  # each rank has made a temporary one
+        args.checkpoint = folders[0]
         shape = shape_for(dist.get_world_size(), args.mesh)
         losses = train(dist.init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp")), args)
         dist.destroy_process_group()  # the last save has ended when this returns

@@ -8,6 +8,7 @@ python -m meshdist.checkpoint convert runs/step-100 step-100-npy --format npy
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -57,10 +58,12 @@ def main(arguments: list[str] | None = None) -> int:
         opened = Opened.at(options.path)
         if options.command == "info":
             show(rows(opened))
-            print(f"{opened.folder}: {summary(opened)}")
+            print(f"{shown(opened, options.path)}: {summary(opened)}")
         elif options.command == "verify":
-            return verify(opened)
+            return verify(opened, options.path)
         else:
+            if os.path.lexists(options.to):
+                raise FileExistsError(f"{options.to} exists already; convert to another folder")
             made = convert(opened, options.to, options.format, options.max_file_bytes)
             print(f"{made}: {summary(Opened.at(made))}")
     except (CheckpointError, OSError, ValueError, TypeError) as error:
@@ -69,7 +72,12 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def verify(opened: Opened) -> int:
+def shown(opened: Opened, path: Path) -> Path:
+    """Return the file that was asked for, or the checkpoint that was found in a folder."""
+    return path if path.is_file() else opened.folder
+
+
+def verify(opened: Opened, path: Path) -> int:
     found = 0
     for sentence in check_checkpoint(opened, progressing(opened.manifest.arrays, "checked")):
         print(sentence, file=sys.stderr)
@@ -78,7 +86,7 @@ def verify(opened: Opened) -> int:
         checked = (
             "is as it was written" if opened.manifest.structure is not None else "can be read; it has no checksums"
         )
-        print(f"{opened.folder} {checked}: {summary(opened)}")
+        print(f"{shown(opened, path)} {checked}: {summary(opened)}")
     return found
 
 

@@ -77,6 +77,8 @@ def load(
         ...     meshdist.run(program, 2, args=(directory,))
         [[[0, 1], [3, 4]], [[2], [5]]]
     """
+    if not isinstance(strict, bool):
+        raise TypeError(f"load: strict must be True or False, got {strict!r}")
     peers = Peers.of(group, f"load from {path}", {"strict": strict, "like": "given" if like is not None else None})
     opened = peers.by_first(lambda: Opened.at(path))
     wanted = _Wanted(opened, peers, strict, in_place)

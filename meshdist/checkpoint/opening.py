@@ -63,11 +63,18 @@ class Opened:
         folder = path.parent if path.is_file() else path
         if not folder.exists():
             raise FileNotFoundError(f"there is no checkpoint at {path}: no such folder")
-        if not (folder / MANIFEST).exists():
-            newest = latest(folder)
-            if newest is None:
-                return cls(folder, _foreign(folder))
-            folder = newest
+        if (folder / MANIFEST).exists():
+            return cls._checked(folder)
+        while (newest := latest(folder)) is not None:
+            try:
+                return cls._checked(newest)
+            except (CheckpointError, FileNotFoundError):
+                if newest.exists():  # else a job that keeps few checkpoints has removed it meanwhile
+                    raise
+        return cls(folder, _foreign(folder))
+
+    @classmethod
+    def _checked(cls, folder: Path) -> Opened:
         opened = cls(folder, Manifest.read(folder / MANIFEST))
         opened.check_files()
         return opened

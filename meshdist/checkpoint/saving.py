@@ -251,6 +251,9 @@ def save(
         ...     meshdist.run(program, 2, args=(directory,))[1]
         {'w': array([0, 1, 2, 3]), 'epoch': 7}
     """
+    if not isinstance(directory, (str, os.PathLike)):
+        hint = "; did you swap directory and tree?" if isinstance(tree, (str, os.PathLike)) else ""
+        raise TypeError(f"save: directory must be the path of a folder, got {type(directory).__name__}{hint}")
     members = resolve(group)
     saver = Saver.of(members)
     saver.wait()
@@ -273,7 +276,7 @@ class _Options(NamedTuple):
     directory: str | Path
 
     def check(self) -> None:
-        if not isinstance(self.directory, (str, os.PathLike)) or not os.fspath(self.directory):
+        if not os.fspath(self.directory):
             raise TypeError(f"directory must be the path of a folder, got {self.directory!r}")
         if (Path(self.directory) / MANIFEST).exists():
             raise ValueError(f"{self.directory} is a checkpoint; pass the folder above it")

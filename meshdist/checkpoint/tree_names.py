@@ -13,6 +13,7 @@ import numpy as np
 
 from meshdist.arrays.device_types import device_type_of
 from meshdist.arrays.host import as_array, check_dtype
+from meshdist.checkpoint.stored_types import name_of
 from meshdist.tensor.dtensor import DTensor
 
 # What one array alone is called.
@@ -103,7 +104,11 @@ class Named:
         else:
             kind = "scalar" if isinstance(x, np.generic) else "array"
             x = on_host(x, place)
-        check_dtype(x.array if kind == "per_rank" else x, place)
+        check_dtype(x.array if kind == "per_rank" else x, place, "; lists of strings and numbers are saved as they are")
+        try:
+            name_of(x.array.dtype if kind == "per_rank" else x.dtype)
+        except TypeError as error:
+            raise TypeError(f"{place}: {error}") from None
         self.arrays[name] = x
         return [kind, name]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from dask.base import is_dask_collection
+from dask.delayed import Delayed
 from distributed import Client, Future, futures_of, wait
 
 from meshdist.arrays.trees import exchanged
@@ -57,9 +58,10 @@ def from_dask(collection: Any, dim: int | None = None) -> Cut:
     """
     if not is_dask_collection(collection):
         raise TypeError(f"from_dask: expected a Dask array or dataframe, got {type(collection).__name__}")
-    if hasattr(collection, "to_dask_array"):
+    # A delayed value has every attribute.
+    if hasattr(collection, "to_dask_array") and not isinstance(collection, Delayed):
         collection = _array_of_frame(collection)
-    if not all(hasattr(collection, name) for name in ("chunks", "dtype", "rechunk")):
+    if isinstance(collection, Delayed) or not all(hasattr(collection, name) for name in ("chunks", "dtype", "rechunk")):
         raise TypeError(
             f"from_dask: a {type(collection).__name__} of Dask cannot be a DTensor; pass an array or a dataframe, or"
             " compute() it first"

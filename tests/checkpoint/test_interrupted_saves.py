@@ -355,3 +355,48 @@ def test_memory_of_loads_is_that_of_the_arrays(tmp_path):
     more_kib, total = done.stdout.split()
     assert float(total) == 4.0
     assert int(more_kib) < 24 << 10
+
+
+def save_twice(path):
+    meshdist.run(lambda: [save(path, {"n": step, "w": np.ones(3)}, step=step) for step in (1, 2)], 1)
+
+
+def test_a_newest_checkpoint_that_is_removed_while_it_is_opened(tmp_path, monkeypatch):
+    """As by another job that keeps one."""
+    save_twice(tmp_path)
+    check, newest = Opened.check_files, tmp_path / "step-2"
+
+    def removes(self):
+        if self.folder == newest and newest.exists():
+            shutil.rmtree(newest)
+        check(self)
+
+    monkeypatch.setattr(Opened, "check_files", removes)
+    assert load(tmp_path)["n"] == 1
+    with pytest.raises(FileNotFoundError):
+        load(newest)
+
+
+def test_a_newest_checkpoint_that_is_damaged_is_not_passed_over(tmp_path):
+    save_twice(tmp_path)
+    (tmp_path / "step-2" / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"step-2/model.safetensors is missing"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda path: save({"w": np.ones(3)}, str(path)), "got dict; did you swap directory and tree"),
+        (lambda path: save(3, {"w": np.ones(3)}), "save: directory must be the path of a folder, got int"),
+        (lambda path: save(path, {"w": np.zeros(2, np.longdouble)}), r"tree\['w'\]: dtype .* differs between machines"),
+        (lambda path: save(path, {"w": np.array(["a"])}), r"tree\['w'\] has the unsupported .*; lists of strings"),
+        (lambda path: load(path, strict="no"), "strict must be True or False, got 'no'"),
+    ],
+)
+def test_arguments_that_are_wrong_are_named(tmp_path, call, words):
+    def program():
+        with pytest.raises(TypeError, match=words):
+            call(tmp_path)
+
+    meshdist.run(program, 2)

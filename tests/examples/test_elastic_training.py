@@ -51,3 +51,9 @@ def test_plan_proposes_the_mesh_for_the_ranks_that_are_left(tmp_path):
     meshrun = ["-m", "meshdist.launch.meshrun", "-n", "1:2", "--max-restarts", "1"]
     mesh, losses, _, _ = run(*meshrun, SCRIPT, "--checkpoint", str(tmp_path), "--steps", "4", "--die-at", "2")
     assert (mesh, len(losses)) == ("mesh 1x1", 4)
+
+
+@needs_linux
+def test_without_a_folder_the_ranks_share_a_temporary_one():
+    mesh, losses, _, _ = run("-m", "meshdist.launch.meshrun", "-n", "2", SCRIPT, "--steps", "2", "--mesh", "2x1")
+    assert (mesh, len(losses)) == ("mesh 2x1", 2)
