@@ -34,7 +34,7 @@ def compute_meanwhile(rank: int, size: int) -> float:
 def exchange(rank: int, size: int) -> tuple[int, int]:
     """Send to one rank and receive from one, at the same time: with a partner, then around a ring."""
     mine, theirs = np.array([rank]), np.empty(1, int)
-    partner = min(rank ^ 1, size - 1)  # 0 and 1, 2 and 3; the last rank of an odd number has itself
+    partner = min(rank ^ 1, size - 1)  # 0 and 1, 2 and 3; with an odd number of ranks, the last is its own partner
     dist.sendrecv(mine, theirs, dst=partner, src=partner)
     ring = dist.init_device_mesh("cpu", (size,), mesh_dim_names=("ring",))
     return int(theirs[0]), int(ring.shift(mine)[0])  # the array of the previous rank

@@ -278,8 +278,12 @@ def _write_tables(options: Namespace, rows: list[Row], setting: Setting) -> None
 
 def _end(options: Namespace, rows: list[Row], setting: Setting) -> None:
     """Draw the plot, and list the written files."""
-    if options.plot is not None:
-        draw(options.plot, rows, f"{counted(setting.num_ranks, 'rank')}, {options.backend}, {setting.dtype}")
-    for path in (options.csv, options.json, options.plot):
+    sizeless = sorted({row.collective for row in rows if not row.num_bytes})
+    drawn = options.plot if any(row.num_bytes for row in rows) else None
+    if options.plot is not None and sizeless:
+        print(f"not drawn, since it has no sizes: {', '.join(sizeless)}")
+    if drawn is not None:
+        draw(drawn, rows, f"{counted(setting.num_ranks, 'rank')}, {options.backend}, {setting.dtype}")
+    for path in (options.csv, options.json, drawn):
         if path is not None:
             print(f"wrote {path}")

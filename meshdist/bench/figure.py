@@ -53,7 +53,8 @@ def draw(path: Path, rows: Sequence[Row], title: str) -> None:
             axes.set_ylabel(words, fontsize=_LABEL_PT)
             if values:
                 axes.set_ylim(min(values) / _MARGIN, max(values) * _MARGIN)
-            _label_axes(axes, every)
+            axes.set_xlim(every[0] / _MARGIN, every[-1] * _MARGIN)
+            _label_axes(axes, sizes)
         latency.tick_params(labelbottom=False)
         latency.set_xlabel("")
     _legend(figure)

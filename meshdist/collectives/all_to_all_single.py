@@ -89,8 +89,8 @@ def all_to_all_single(
     Args:
         output: Output. Must not overlap `input`.
         input: Input, with the other dims and the dtype of `output`.
-        output_split_sizes: Rows from each rank. None: equal ones.
-        input_split_sizes: Rows to each rank. None: equal ones. If any rank gives split sizes, all must.
+        output_split_sizes: Rows from each rank. None: equal numbers.
+        input_split_sizes: Rows to each rank. None: equal numbers. If any rank gives split sizes, all must.
         group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
 

@@ -253,8 +253,8 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         A Work for each, in the order of the list.
 
     Raises:
-        TypeError: Not a list or tuple of P2POp, or what `isend` and `irecv` raise.
-        ValueError: What `isend` and `irecv` raise.
+        TypeError: `p2p_op_list` is not a list or tuple of P2POp; otherwise as for `isend` and `irecv`.
+        ValueError: As for `isend` and `irecv`.
     """
     if not isinstance(p2p_op_list, Sequence):
         hint = "; write batch_isend_irecv([op])" if isinstance(p2p_op_list, P2POp) else ""

@@ -500,7 +500,7 @@ static PyObject *poll_any(PyObject *module, PyObject *works)
         PyObject *work = PyList_GET_ITEM(works, i);
         if (work != Py_None && (work_type == NULL || !PyObject_TypeCheck(work, work_type)))
             return PyLong_FromLong(-1);
-        has_work = has_work || work != Py_None;
+        has_work = has_work || is_new(work);
     }
     if (!has_work)
         return PyLong_FromLong(-1);
@@ -508,14 +508,10 @@ static PyObject *poll_any(PyObject *module, PyObject *works)
         if (PyObject_TypeCheck(PyList_GET_ITEM(works, i), handle_type))
             Py_CLEAR(((Handle *)PyList_GET_ITEM(works, i))->forgotten);
     int64_t until = now_ns() + YIELD_NS;
-    bool are_new = false; /* whether some have not been waited for */
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(works); i++)
-        are_new = are_new || is_new(PyList_GET_ITEM(works, i));
     for (int spins = SPINS; spins > 0 || now_ns() < until; spins--) {
         for (Py_ssize_t i = 0; i < PyList_GET_SIZE(works); i++) {
             PyObject *work = PyList_GET_ITEM(works, i);
-            bool counts = PyObject_TypeCheck(work, handle_type) && (is_new(work) || !are_new);
-            int done = counts ? poll((Handle *)work) : 0;
+            int done = is_new(work) ? poll((Handle *)work) : 0;
             if (done != 0)
                 return done < 0 ? NULL : PyLong_FromSsize_t(i);
         }

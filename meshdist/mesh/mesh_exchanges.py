@@ -151,13 +151,13 @@ class MeshExchanges(MeshSlices):
     ) -> Any:
         """Fill the ghost cells of this rank's block with the neighbours' cells, in place, corners included.
 
-        `block` includes its frame of ghost cells: of an array without one, the outermost cells would be overwritten.
+        `block` includes its frame of ghost cells: in an array without one, the outermost cells would be overwritten.
 
         Axis i of this mesh divides dimension i of an array, unless `dims` says otherwise. Each rank's block has `width`
         ghost cells at both ends of each divided dimension; between them are the cells that the rank computes. The call
-        copies the outermost of those into the ghost cells of the neighbours. The axes follow one after the other, and
-        each passes on the ghost cells that the ones before have filled, so that a corner comes from the diagonal
-        neighbour.
+        copies the outermost of those into the ghost cells of the neighbours. The axes are exchanged one
+        after another, and each also passes on the ghost cells filled by the previous ones, so that a corner comes from
+        the diagonal neighbour.
 
         At the boundary of the whole array, unless the axis is periodic, ghost cells keep their values: boundary
         conditions go there. Blocks may be of different lengths along the axis that divides them.
@@ -175,7 +175,7 @@ class MeshExchanges(MeshSlices):
                 name or index, in which missing axes have none. Equal on all ranks.
             periodic: Whether the first rank along an axis is the last one's neighbour, in the same forms.
             dims: The dimension of `block` that each axis divides: a sequence of one for each axis, or a dict; axes that
-                are missing there are not exchanged. None: axis i divides dimension i. Other dimensions are whole.
+                are missing there are not exchanged. None: axis i divides dimension i. Other dimensions are not divided.
             tag: The tag of the messages.
 
         Returns:

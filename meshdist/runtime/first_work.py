@@ -20,8 +20,7 @@ class _FirstOf(Work):
 
     def __init__(self, works: list[Work | None]) -> None:
         super().__init__("wait_any", None)
-        are_new = any(work is not None and not work._was_awaited for work in works)
-        self.works = [None if work is None or (are_new and work._was_awaited) else work for work in works]
+        self.works = [None if work is None or work._was_awaited else work for work in works]
 
     def is_completed(self) -> bool:
         return self.place() is not None
@@ -40,8 +39,8 @@ class _FirstOf(Work):
 def wait_any(works: Sequence[Work | None], timeout: Timeout | None = None) -> int:
     """Block until one of several calls is complete or has failed, and return its index.
 
-    The list stays as it is. None is passed over. As long as there are others, so are calls whose `wait` has returned
-    or raised their error, as in MPI's Waitany, which replaces their handles.
+    The list is not changed. Entries that are None are skipped, and so are calls whose `wait` has returned or raised
+    their error; MPI's Waitany replaces the handles of those.
 
     Args:
         works: The handles of the calls, of any groups.
@@ -49,11 +48,11 @@ def wait_any(works: Sequence[Work | None], timeout: Timeout | None = None) -> in
 
     Returns:
         The index of a call that has ended: its `wait()`, which must still be called, returns or raises its error at
-        once. If several calls have ended, the first of them. If all have been waited for, it is the first one of all.
+        once. If several calls have ended, the first of them.
 
     Raises:
         TypeError: `works` is not a sequence of Works.
-        ValueError: There is no Work in it.
+        ValueError: There is no Work in it, or all have been waited for.
         DistTimeoutError: No call has ended in time. All continue; call `wait_any` again.
         DistError: It was called in a callback of a Work, where waiting would deadlock.
 
@@ -88,7 +87,8 @@ def wait_any(works: Sequence[Work | None], timeout: Timeout | None = None) -> in
     first = _FirstOf(handles)
     present = [work for work in first.works if work is not None]
     if not present:
-        raise ValueError("wait_any: works has no Work to wait for")
+        why = ": all have been waited for" if any(work is not None for work in handles) else ""
+        raise ValueError(f"wait_any: works has no Work to wait for{why}")
     for work in present:
         work.forgotten = None
     queue = None if first.is_completed() else next((work.queue for work in present if work.queue is not None), None)

@@ -292,7 +292,7 @@ class WorkQueue(Protocol):
 
 
 class Work(Completion):
-    """The handle of a call that was started with `async_op=True`, or by `isend`, `irecv` and their like.
+    """The handle of a call that was started with `async_op=True`, or by `isend`, `irecv` and similar calls.
 
     Do not read or write the arrays of the call before `wait` returns. The call is executed even if its Work is dropped.
     If nothing has asked the Work whether the call is done, the rank warns of that when the group is destroyed.
@@ -379,7 +379,7 @@ class Work(Completion):
         return self._error
 
     def result(self) -> Any:
-        """Wait and return the output, as the sync call does; of an `irecv_object_list`, the list that was sent."""
+        """Wait and return the output, as the sync call does; for an `irecv_object_list`, the list that was sent."""
         self.wait()
         return self._value
 

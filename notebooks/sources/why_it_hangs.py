@@ -104,7 +104,7 @@ tell(program, ranks=2)
 # ## Everybody receives first
 #
 # A ring in which all ranks receive before they send. `sendrecv` and `mesh.shift` do both at once;
-# `irecv` before `isend`, or one rank that sends first, helps as well.
+# Posting `irecv` before `isend`, or letting one rank send first, also helps.
 
 
 # %% varies

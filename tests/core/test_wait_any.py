@@ -123,7 +123,8 @@ def each_once():
             works[place].wait()
             taken.append(rooms[place].item())
         assert sorted(taken) == list(range(1, size))
-        assert dist.wait_any(works) == 0  # of those that have all been waited for
+        with pytest.raises(ValueError, match="wait_any: works has no Work to wait for: all have been waited for"):
+            dist.wait_any(works)
 
 
 @PLACES

@@ -206,7 +206,7 @@ def test_a_mismatch_in_the_last_calls_is_told_at_the_end_of_the_group(worlds):
     for rank, (warning,) in enumerate(warned):
         lines = ["" if other else r" at test_early_returns\.py:\d+" for other in (rank != 0, rank != 1)]
         assert re.fullmatch(
-            "group 'pair' was destroyed, and the ranks disagree\n"
+            "group 'pair' was destroyed, and the ranks' last calls disagreed\n"
             rf"  rank 0 called broadcast\(float64\[3\], root=0\){lines[0]}\n"
             rf"  rank 1 called broadcast\(float64\[4\], root=1\){lines[1]}",
             warning,

@@ -86,7 +86,8 @@ class RecvRequest(Incoming):
             if self._array.ndim == 1:
                 return f"{kind}[{number}]", f", but the receiving array is {room}"
             elements = f"{counted(number, 'element')} of {kind}"
-            return elements, f", but the receiving array has {self._array.size}: {room}"
+            has = f"has {self._array.size}: {room}" if number != self._array.size else f"is {room}"
+            return elements, f", but the receiving array {has}"
         room_size = counted(self._array.nbytes, "byte")
         return f"{size} of {text_of(dtype)}", f", but the receiving array is {room} ({room_size})"
 

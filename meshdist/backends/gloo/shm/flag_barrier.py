@@ -377,7 +377,8 @@ class FlagBarrier:
             return ""
         number, calls = self.members.number(self.rank), self._recorded(step)
         mine = self._own_earlier(step, self.step - step)
-        return str(CallCheck(number, self.members.ranks).error(calls if mine is None else {**calls, number: mine}))
+        error = CallCheck(number, self.members.ranks).error(calls if mine is None else {**calls, number: mine})
+        return f"the ranks' last calls disagreed\n{error.hang_report}"
 
     def _own_earlier(self, step: int, num_later: int, *, went_on: bool = False) -> str | None:
         """Return the words of the call that this rank made in a step, after which it completed `num_later` calls.
