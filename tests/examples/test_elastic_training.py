@@ -37,7 +37,9 @@ def test_three_kills_and_another_mesh_change_no_loss(tmp_path):
     assert [start.split(":")[0] for start in starts] == ["mesh 2x2", *["mesh 3x1"] * 3]
     assert starts[0].endswith("trains from step 1 on")
     assert run(SCRIPT, "--checkpoint", str(tmp_path))[3] == [f"mesh 1x1: all 12 steps are done in {tmp_path}/step-12"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-11", "step-12"]
+    # A file by which a rank was about to claim the folder, if it was killed in that moment, is kept for two minutes.
+    kept = [path.name for path in tmp_path.iterdir() if not (path.is_file() and path.name.startswith(".saving-"))]
+    assert sorted(kept) == ["step-11", "step-12"]
     causes = [line for line in said.splitlines() if "first failure: rank" in line]
     assert len(causes) == 3
     assert all("was killed by SIGKILL" in line for line in causes)
