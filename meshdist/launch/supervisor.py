@@ -25,7 +25,7 @@ DEFAULT_INTERVAL_S = 0.25
 # How long the cause of known failures may take, on a busy machine, to be noticed or written: where these are secondary,
 # so that there must be one, and where a call of meshdist failed, which one of the other ranks may have caused.
 _SETTLE_S = 3.0
-_SETTLE_SHARED_S = 0.5
+_SETTLE_SHARED_S = 0.7
 _SETTLE_SLICE_S = 0.02
 _AFTER_KILL_S = 5.0
 
@@ -37,8 +37,8 @@ class Supervisor:
     may keep it from exiting). A failing rank makes its peers fail within milliseconds, and their failures may be
     noticed first. So if all known failures are secondary, wait for their cause before reporting, as long as other ranks
     run and for at most three seconds. A call that ranks waited for in a circle, or that they made with other arguments,
-    fails on all of them, and one may have made it in the handler of the exception that is the cause: wait half a second
-    for that.
+    fails on all of them, and one may have made it in the handler of the exception that is the cause: wait less than a
+    second for that.
     """
 
     def __init__(self, job: Job, interrupts: Interrupts | None = None, interval_s: float = DEFAULT_INTERVAL_S) -> None:

@@ -11,6 +11,8 @@ import pytest
 from launching import all_gone, finish, meshrun, reported, start_meshrun, write_script
 
 from meshdist import core
+from meshdist.launch.agent import _other_failures
+from meshdist.launch.failures import Failure
 
 
 @pytest.fixture(autouse=True)
@@ -216,24 +218,14 @@ raise DistBackendError("they disagree", error_prefix=f"barrier on group 'world' 
     assert err.count("KeyError: 'another'") == 1
 
 
-def test_a_reason_that_ranks_name_in_different_calls_is_told_once(tmp_path):
-    body = """
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-tell(f"ready{rank}")
-[hear(f"ready{other}") for other in range(3)]
-error = [ValueError, RuntimeError, ValueError][rank]
-call = ["mesh", "all_reduce on 'a'", "all_reduce on 'b'"][rank]
-words = f"{call}: the meshes of ranks 0, 1 and 2 are not equal"
-raise error(words)
-"""
-    write_script(tmp_path, body)
-    status, _, err = meshrun(tmp_path, "--nproc-per-node", "3", "script.py")
-    assert status == 1
-    assert err.count("are not equal") == 1
-    (same,) = re.findall(
-        r"^meshrun: ranks (.*): the same as rank (\d), or an error that follows from it$", err, re.MULTILINE
-    )
-    assert sorted([*same[0].split(", "), same[1]]) == ["0", "1", "2"]
+def test_a_reason_that_ranks_name_in_different_calls_is_told_once():
+    def failed(rank, kind, call):
+        message = f"{call}: the meshes of ranks 0, 1 and 2 are not equal"
+        return Failure(rank, 100 + rank, "here", 1, 0.0, float(rank), kind=kind, message=message, traceback=message)
+
+    calls = [("ValueError", "mesh"), ("RuntimeError", "all_reduce on 'a'"), ("ValueError", "all_reduce on 'b'")]
+    failures = [failed(rank, *call) for rank, call in enumerate(calls)]
+    assert _other_failures(failures, shown=0) == ["ranks 1, 2: the same as rank 0, or an error that follows from it"]
 
 
 def test_errors_that_follow_from_that_of_a_rank_are_told_once(tmp_path):
