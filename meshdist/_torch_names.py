@@ -301,7 +301,7 @@ def explain_call(function: Callable[..., Any], error: TypeError) -> None:
     known = [name for name in parameters if name != "self" and not name.startswith("_")]
     keywords = [name for name in known if parameters[name].kind is Parameter.KEYWORD_ONLY]
     if missing is not None:
-        if known[0] == "device_type":
+        if known[:1] == ["device_type"]:
             error.args = (f"{words}; the first argument is the device type, 'cpu' or 'cuda'",)
         elif function.__name__ in _RETURNED and "group" in known:
             error.args = (f"{words}; meshdist.functional.{function.__name__}(x, group=...) returns the result",)

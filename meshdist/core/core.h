@@ -433,7 +433,7 @@ extern PyMethodDef call_functions[];
 typedef struct {
     PyObject_HEAD
     char is_done;
-    char was_awaited; /* `wait` has returned, or raised the error of the call: `wait_any` passes over it */
+    char was_awaited; /* `wait` has returned, or raised the error of the call: `wait_any` skips it */
     PyObject *forgotten; /* that of the group's Calls, until the user asks whether it is done; NULL if nobody need */
     PyObject *value, *error, *callbacks, *observer, *prefix, *queue;
     /* Of a known call: until it is done, what carries it out. */

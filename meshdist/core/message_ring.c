@@ -93,13 +93,13 @@ static bool gets_room(Ring *self, Py_ssize_t length)
     if (length > self->pipe.num_bytes)
         return false;
     uint64_t tail = self->tail;
-    for (int spins = SPINS; !has_room(self, length) && spins > 0; spins--) {
-        if (self->tail != tail)
-            spins = SPINS;
-        tail = self->tail;
+    for (int spins = SPINS; !has_room(self, length); tail = self->tail) {
+        spins = self->tail != tail ? SPINS : spins - 1;
+        if (spins <= 0)
+            return false;
         pause_briefly();
     }
-    return has_room(self, length);
+    return true;
 }
 
 /* Write the header of a message and its bytes. Its receiver may read the first pieces meanwhile. */

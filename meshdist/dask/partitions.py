@@ -58,10 +58,10 @@ def from_dask(collection: Any, dim: int | None = None) -> Cut:
     """
     if not is_dask_collection(collection):
         raise TypeError(f"from_dask: expected a Dask array or dataframe, got {type(collection).__name__}")
-    # A delayed value has every attribute.
-    if hasattr(collection, "to_dask_array") and not isinstance(collection, Delayed):
+    is_delayed = isinstance(collection, Delayed)  # which has every attribute
+    if not is_delayed and hasattr(collection, "to_dask_array"):
         collection = _array_of_frame(collection)
-    if isinstance(collection, Delayed) or not all(hasattr(collection, name) for name in ("chunks", "dtype", "rechunk")):
+    if is_delayed or not all(hasattr(collection, name) for name in ("chunks", "dtype", "rechunk")):
         raise TypeError(
             f"from_dask: a {type(collection).__name__} of Dask cannot be a DTensor; pass an array or a dataframe, or"
             " compute() it first"
