@@ -83,20 +83,21 @@ def flight_recorder(directory: str | os.PathLike[str] | None = None) -> dict[str
 
 
 def write_state(state: dict[str, Any], directory: Path) -> Path:
-    """Write a rank's state into `directory` atomically; return the file."""
-    import tempfile
+    """Write a rank's state into `directory` atomically; return the file.
 
+    Nothing is imported here: SIGTERM may interrupt the import, whose lock the thread that answers would wait for.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"rank_{state['rank']}.json"
     # Another thread of the rank may write the same file.
-    handle, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=directory)
+    draft = directory / f".{path.name}.{os.getpid()}-{threading.get_ident()}"
     try:
-        with os.fdopen(handle, "w") as file:
+        with open(draft, "w") as file:
             json.dump(state, file)
             file.write("\n")
         os.replace(draft, path)
     except BaseException:
-        os.unlink(draft)
+        draft.unlink(missing_ok=True)
         raise
     return path
 

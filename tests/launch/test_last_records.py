@@ -82,6 +82,30 @@ def test_an_exception_comes_first(tmp_path, capsys, end, error):
     assert f"rank 1 raised {error}, at script.py:" in page
 
 
+TERMINATED_IN_IMPORT = """
+import os, signal, sys
+import meshdist as dist
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0?rank=0&world_size=1")
+class Terminate:
+    def find_spec(self, name, path=None, target=None):
+        os.kill(os.getpid(), signal.SIGTERM)
+sys.meta_path.insert(0, Terminate())
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["raise ValueError", "import wave"])
+def test_a_signal_within_an_import_leaves_a_file(tmp_path, end):
+    import subprocess
+    import sys
+
+    (tmp_path / "script.py").write_text(TERMINATED_IN_IMPORT.format(end=end))
+    records = tmp_path / "records"
+    variables = environment(MESHDIST_FLIGHT_RECORDER_DIR=str(records))
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=variables, timeout=60)
+    assert [file.name for file in records.iterdir()] == ["rank_0.json"]
+
+
 def test_a_handler_of_the_script_has_its_turn(tmp_path, capsys):
     before = """
 def mine(*args):
