@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from meshdist.arrays.host import Array, describe_array
 from meshdist.arrays.reduce_op import check_op_dtype
-from meshdist.runtime.call import Call, Elements, each
+from meshdist.runtime.call import Call, Elements, each, hint_at_swap
 from meshdist.system.plurals import counted
 
 
@@ -22,9 +22,8 @@ def one(call: Call, side: str) -> Array:
     """Return the array of a side, `send` or `recv`; raise TypeError for a list."""
     value = getattr(call, side)
     if value is None or isinstance(value, list):
-        raise TypeError(
-            f"{call.error_prefix}: {_name(call, side)} must be one array, got {'a list' if value is not None else None}"
-        )
+        got = "None" if value is None else f"a list{hint_at_swap(call.collective, call.send, call.recv)}"
+        raise TypeError(f"{call.error_prefix}: {_name(call, side)} must be one array, got {got}")
     array: Array = value
     return array
 
@@ -33,9 +32,9 @@ def many(call: Call, side: str) -> list[Array]:
     """Return the arrays of a side, one per rank; raise for a single array or a list of a different length."""
     value = getattr(call, side)
     if not isinstance(value, list):
-        given = "None" if value is None else "one array"
+        got = "None" if value is None else f"one array{hint_at_swap(call.collective, call.send, call.recv)}"
         raise TypeError(
-            f"{call.error_prefix}: {_name(call, side)} must be a list of {counted(call.size, 'array')}, got {given}"
+            f"{call.error_prefix}: {_name(call, side)} must be a list of {counted(call.size, 'array')}, got {got}"
         )
     if len(value) != call.size:
         refuse(
@@ -98,10 +97,12 @@ def check_stacked_pair(call: Call, whole: Array, block: Array, names: tuple[str,
     concatenated = (call.size * block.shape[0], *block.shape[1:]) if block.ndim else stacked
     if whole.shape not in (concatenated, stacked):
         expected = f"{concatenated}" if concatenated == stacked else f"{concatenated} or {stacked}"
+        are_swapped = whole.size * call.size == block.size > whole.size
+        hint = f"; did you swap {names[0]} and {names[1]}?" if are_swapped else ""
         refuse(
             call,
             f"{names[0]} must have shape {expected} (world size {call.size} x {names[1]} shape"
-            f" {block.shape}), got {whole.shape}",
+            f" {block.shape}), got {whole.shape}{hint}",
         )
 
 

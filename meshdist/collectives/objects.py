@@ -122,7 +122,8 @@ def broadcast_object_list(
     """
     members = resolve(group)
     root = members.root_or_first("broadcast_object_list", "src", src, group_src)
-    objects = as_list(members.error_prefix("broadcast_object_list"), "object_list", object_list)
+    hint = "; put it into a list, objects = [...], whose elements the call replaces on the other ranks"
+    objects = as_list(members.error_prefix("broadcast_object_list"), "object_list", object_list, hint=hint)
     is_root = members.rank() == root
     pickles = pickled(members.error_prefix("broadcast_object_list"), objects) if is_root else []
     sizes = sizes_of(pickles) if is_root else np.zeros(len(objects), np.int64)
@@ -157,7 +158,8 @@ def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None)
     members = resolve(group)
     size = members.size() if members.rank() >= 0 else None
     error_prefix = members.error_prefix("all_gather_object")
-    objects = as_list(error_prefix, "object_list", object_list, size)
+    hint = "; did you swap object_list and obj?" if isinstance(obj, list) else ""
+    objects = as_list(error_prefix, "object_list", object_list, size, hint)
     (data,) = pickled(error_prefix, [obj])
     sizes = np.empty(len(objects), np.int64)
     if submit(members, _all_gather_sizes, sizes_of([data]), sizes) is None:

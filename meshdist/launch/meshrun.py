@@ -431,6 +431,8 @@ def _problem_with(parsed: Namespace, kind: str, command: list[str]) -> str | Non
 
         if os.path.basename(name).startswith("python") and len(command) > 1:
             return f"no such file: {name!r}; leave out {name}, meshrun runs scripts with {sys.executable}"
+        if name.isdecimal() and len(command) > 1:
+            return f"no such file: {name!r}; for that many ranks, write meshrun -n {name} {command[1]}"
         return f"no such file: {name!r}{did_you_mean(name, [STATUS])}"
     if kind == "script" and os.path.isdir(name) and not os.path.isfile(os.path.join(name, "__main__.py")):
         return f"{name!r} is a directory without a __main__.py"

@@ -98,7 +98,12 @@ class Track:
     @property
     def share(self) -> float:
         """The share of time for which calls blocked the rank, 0 to 1 if one thread makes all calls."""
-        return sum(event.held_ns for event in self.events) / max(self.end_ns - self.begin_ns, 1)
+        return self.share_since(self.begin_ns)
+
+    def share_since(self, begin_ns: int) -> float:
+        """Return the same of the time from `begin_ns` on."""
+        held = (min(event.held_ns, event.end_ns - begin_ns) for event in self.events if event.end_ns > begin_ns)
+        return sum(held) / max(self.end_ns - max(self.begin_ns, begin_ns), 1)
 
 
 def events_of(group: GroupRecording, now_ns: int) -> list[Event]:

@@ -8,8 +8,7 @@ group or without. The usual calls have the same colours in all pictures.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile, zip_longest
 from typing import Any
@@ -122,10 +121,10 @@ class _Plot:
         setup = duration_text(self._setup_ns / 1e9)
         left_out = f"; left out: the first {setup}, in which groups are set up" if self._setup_ns else ""
         ax.set_xlabel(f"time ({self._unit}){left_out}")
-        share = sum(track.share for track in tracks) / len(tracks)
+        share = sum(track.share_since(self._zero_ns + self._setup_ns) for track in tracks) / len(tracks)
         ranks = "1 rank" if len(tracks) == 1 else f"{len(tracks)} ranks"
         ax.set_title(
-            f"{ranks}, {duration_text(self._duration_ns / 1e9)}; {share:.0%} of the time in communication",
+            f"{ranks}, {duration_text(self._shown_ns / 1e9)}; {share:.0%} of the time in communication",
             fontsize="medium",
             loc="left",
         )
@@ -265,22 +264,18 @@ class _Plot:
             self._write_name(name, size)
 
     def _names_of(self, lanes: Sequence[Sequence[_Bar]], size: float, per_point: float, height: float) -> list[_Name]:
-        """Return the names that fit, in one size; for each call with its group, or always without."""
+        """Return the names that fit, in one size; all with their groups, or all without."""
 
-        def placed(with_group: Callable[[str], bool]) -> list[_Name]:
+        def placed(with_group: bool) -> list[_Name]:
             return [name for lane in lanes for name in self._placed(lane, with_group, size, per_point, height)]
 
-        short = placed(lambda call: False)
-        if not self._has_groups:
-            return short
-        # With the group, where it fits at least half the bars that have room for the name alone.
-        num_short, num_whole = (
-            Counter(name.bar.event.name for name in names) for names in (short, placed(lambda call: True))
-        )
-        return placed(lambda call: 2 * num_whole[call] >= num_short[call])
+        short = placed(with_group=False)
+        # With the groups, if they fit at least half the bars that have room for the names alone.
+        whole = placed(with_group=True) if self._has_groups else []
+        return whole if 2 * len(whole) >= len(short) else short
 
     def _placed(
-        self, lane: Sequence[_Bar], with_group: Callable[[str], bool], size: float, per_point: float, height: float
+        self, lane: Sequence[_Bar], with_group: bool, size: float, per_point: float, height: float
     ) -> Iterator[_Name]:
         """Yield the names that fit in a lane; a point is `per_point` units of time, a rank has a height of so many."""
         first, last = self._ax.get_xlim()
@@ -288,7 +283,7 @@ class _Plot:
         for bar, following in zip_longest(lane, lane[1:]):
             begin, end = max(bar.begin, first), min(bar.begin + self._drawn_width(bar), last)
             free_to = last if following is None else following.begin
-            text = self._name(bar.event) if with_group(bar.event.name) else bar.event.name
+            text = self._name(bar.event) if with_group else bar.event.name
             width = (len(text) * _LETTER * size + 2) * per_point
             beside = width + _APART_PT * per_point
             if width <= end - begin:

@@ -252,6 +252,15 @@ def num_bytes(buffers: Any) -> int:
     return int(getattr(buffers, "nbytes", 0))
 
 
+def hint_at_swap(collective: CollectiveSpec, send: Any, recv: Any) -> str:
+    """Return a question if the list is in the place of one array, and one array in the place of the list."""
+    given = [side for side, value in (("send", send), ("recv", recv)) if isinstance(value, (list, tuple))]
+    is_swapped = len(given) == len(collective.lists) == 1 and given[0] not in collective.lists
+    if not is_swapped or send is None or recv is None:
+        return ""
+    return f"; did you swap {collective.names[0]} and {collective.names[1]}?"
+
+
 class PassedArrays:
     """The arrays of a call as the user passed them, of any layout; a plan gets plain arrays in their place.
 
@@ -266,10 +275,14 @@ class PassedArrays:
         self._packed: list[Scratch] = []
         self._in_place = collective.in_place and recv is send
         (sent, received), lists, of = self._names, collective.lists, collective.name
-        self._given = as_buffers(send, sent, "send" in lists, of, is_written=self._in_place)
-        self._taken = self._given
-        if not self._in_place:
-            self._taken = as_buffers(recv, received, "recv" in lists, of, is_read=False, is_written=True)
+        try:
+            self._given = as_buffers(send, sent, "send" in lists, of, is_written=self._in_place)
+            self._taken = self._given
+            if not self._in_place:
+                self._taken = as_buffers(recv, received, "recv" in lists, of, is_read=False, is_written=True)
+        except TypeError as error:
+            error.args = (f"{error}{hint_at_swap(collective, send, recv)}",)
+            raise
 
     def in_native_order(self) -> tuple[Buffers, Buffers]:
         """Return the input and the output in the byte order of this machine."""

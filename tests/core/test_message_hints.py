@@ -311,6 +311,26 @@ def test_what_is_no_tag_in_the_place_of_the_group(call):
 
 
 @pytest.mark.parametrize(
+    ("call", "pair"),
+    [
+        (lambda x, whole: dist.all_gather(x, list(whole)), "tensor and tensor_list"),
+        (lambda x, whole: dist.gather(list(whole), x), "tensor and gather_list"),
+        (lambda x, whole: dist.scatter(list(whole), x), "scatter_list and tensor"),
+        (lambda x, whole: dist.reduce_scatter(list(whole), x), "input_list and output"),
+        (lambda x, whole: dist.all_gather_into_tensor(x, whole), "output_tensor and input_tensor"),
+        (lambda x, whole: dist.reduce_scatter_tensor(whole, x), "input and output"),
+        (lambda x, whole: dist.all_gather_object({}, [None, None]), "object_list and obj"),
+    ],
+)
+def test_an_output_in_the_place_of_the_input(call, pair):
+    def main():
+        with pytest.raises((TypeError, ValueError), match=rf"; did you swap {pair}\?$"):
+            call(np.ones(3), np.ones((2, 3)))
+
+    dist.run(main, 2)
+
+
+@pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: dist.send(1, np.ones(2)), "got array([1., 1.]); did you swap tensor and dst?"),

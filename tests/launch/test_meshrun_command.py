@@ -226,6 +226,7 @@ def interpreter():
         (["--grace", "soon", "script.py"], "expected a number of seconds, at least 0, got 'soon'"),
         (["nowhere.py"], "no such file: 'nowhere.py'"),
         (["python", "train.py"], "no such file: 'python'; leave out python, meshrun runs scripts with /"),
+        (["2", "train.py"], "no such file: '2'; for that many ranks, write meshrun -n 2 train.py"),
         (["."], "'.' is a directory without a __main__.py"),
         (["-m", "nowhere.module"], "no module named 'nowhere.module'"),
         (["--no-python", "nowhere"], "no such program: 'nowhere'"),

@@ -590,15 +590,17 @@ def test_the_picture_begins_after_the_set_up_of_groups():
     def drawn(*calls):
         events = [replace(made_up("all_reduce", *call), sets_up=sets_up) for *call, sets_up in calls]
         ax = Timeline([Track(0, "here", 0, 100 * MS, events)]).plot(Figure().subplots())
-        return ax.get_xlim()[0], ax.get_xlabel()
+        return ax.get_xlim()[0], ax.get_xlabel(), ax.get_title("left").partition(", ")[2]
 
     assert drawn((0, 80, 0, True), (85, 86, 1, False)) == (
         80,
         "time (ms); left out: the first 80 ms, in which groups are set up",
+        "20 ms; 5% of the time in communication",
     )
     # A group that is set up later, and a set-up that takes less than half of the picture, are shown.
-    assert drawn((0, 1, 0, False), (5, 85, 1, True)) == (0, "time (ms)")
-    assert drawn((0, 40, 0, True), (40, 100, 1, False)) == (0, "time (ms)")
+    whole = "time (ms)", "100 ms; 81% of the time in communication"
+    assert drawn((0, 1, 0, False), (5, 85, 1, True)) == (0, *whole)
+    assert drawn((0, 20, 0, True), (39, 100, 1, False)) == (0, *whole)
 
 
 def test_the_name_of_a_call_is_in_its_visible_part():
