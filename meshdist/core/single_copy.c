@@ -36,7 +36,7 @@ typedef struct {
     PyObject *agreed; /* if no rank knows all sizes: the sizes of all tables' rows as they were compared; else empty */
     int rank, num_ranks, num_sent, num_received;
     Block *gives, *takes; /* for each rank and from each rank */
-    double written;       /* the share that the sender writes */
+    double written;       /* the share that the sender writes; of what is reduced, all or nothing */
     long *pids;
     int64_t *tables[2];
     Reduction reduction; /* none if `combine` is NULL */
@@ -118,13 +118,18 @@ static int read_block(const SingleCopy *self, int peer, uint64_t address, char *
     return is_read ? 0 : refused(self, peer, "read", error);
 }
 
+/* If a rank has given up, its arrays belong to its user again, or are freed. */
+static int check(const SingleCopy *self)
+{
+    PyObject *checked = PyObject_CallNoArgs(self->check);
+    Py_XDECREF(checked);
+    return checked == NULL ? -1 : 0;
+}
+
 static int write_block(const SingleCopy *self, int peer, uint64_t address, char *data, Py_ssize_t size)
 {
     for (Py_ssize_t done = 0; done < size; done += PIECE) {
-        /* If the peer has given up, its arrays belong to its user again, or are freed. */
-        PyObject *checked = PyObject_CallNoArgs(self->check);
-        Py_XDECREF(checked);
-        if (checked == NULL)
+        if (check(self) < 0)
             return -1;
         Py_ssize_t length = size - done < PIECE ? size - done : PIECE;
         PyThreadState *thread = length > LONG ? PyEval_SaveThread() : NULL;
@@ -194,21 +199,37 @@ static bool is_agreed(const SingleCopy *self)
     return true;
 }
 
-/* Reduce this rank's segment, piece by piece: a piece stays in the cache between being read and being combined. Returns
-   -1, or the rank that could not be read. */
-static int reduce_segment(const SingleCopy *self, char *const *sent, char *const *received)
+/* Write a finished piece of this rank's segment into the results of the others. Returns -1, or the rank that refuses. */
+static int pass_on(const SingleCopy *self, char *piece, Py_ssize_t offset, Py_ssize_t length)
 {
-    const Block *segment = &self->gives[self->rank];
-    char *own = find(segment, sent), *total = find(&self->takes[self->rank], received);
     const int64_t *table = self->tables[self->barrier->phase];
-    for (Py_ssize_t done = 0; done < segment->num_bytes; done += self->piece_bytes) {
-        Py_ssize_t rest = segment->num_bytes - done, length = rest < self->piece_bytes ? rest : self->piece_bytes;
+    for (int ahead = 1; ahead < self->num_ranks; ahead++) {
+        int peer = (self->rank + ahead) % self->num_ranks;
+        const int64_t *words = table + ((Py_ssize_t)peer * self->num_ranks + self->rank) * TABLE_WORDS;
+        if (words[2] && !write_memory(self->pids[peer], words[3] + offset, piece, length))
+            return peer;
+    }
+    return -1;
+}
+
+/* Reduce the bytes of this rank's segment from `begin` to `end`, piece by piece: a piece stays in the cache between being
+   read, being combined and being written to the others, if it is. Returns -1, or the rank that refuses to be read, or to
+   be written, as `verb` then says. */
+static int reduce_pieces(const SingleCopy *self, char *const *sent, char *const *received, Py_ssize_t begin,
+                         Py_ssize_t end, const char **verb)
+{
+    char *own = find(&self->gives[self->rank], sent), *total = find(&self->takes[self->rank], received);
+    const int64_t *table = self->tables[self->barrier->phase];
+    for (Py_ssize_t done = begin; done < end; done += self->piece_bytes) {
+        Py_ssize_t rest = end - done, length = rest < self->piece_bytes ? rest : self->piece_bytes;
         char *rows[2];
         for (int peer = 0; peer < self->num_ranks; peer++) {
             char *piece = peer == self->rank ? own + done : self->scratch[peer > 0];
             uint64_t address = table[((Py_ssize_t)peer * self->num_ranks + self->rank) * TABLE_WORDS] + done;
-            if (peer != self->rank && !read_memory(self->pids[peer], address, piece, length))
+            if (peer != self->rank && !read_memory(self->pids[peer], address, piece, length)) {
+                *verb = "read";
                 return peer;
+            }
             rows[peer > 0] = piece;
             if (peer > 0) {
                 char *out = peer == self->num_ranks - 1 ? total + done : self->scratch[0];
@@ -218,19 +239,38 @@ static int reduce_segment(const SingleCopy *self, char *const *sent, char *const
         }
         if (self->reduction.averages)
             divide(total + done, self->element_bytes, length / self->element_bytes, self->num_ranks);
+        int unwritten = self->written ? pass_on(self, total + done, done, length) : -1;
+        if (unwritten >= 0) {
+            *verb = "write";
+            return unwritten;
+        }
     }
     return -1;
+}
+
+static int reduce_segment(const SingleCopy *self, char *const *sent, char *const *received)
+{
+    Py_ssize_t size = self->gives[self->rank].num_bytes, most = self->written ? PIECE : size, end;
+    for (Py_ssize_t begin = 0; begin < size; begin = end) {
+        end = size - begin < most ? size : begin + most;
+        if (self->written && check(self) < 0)
+            return -1;
+        const char *verb = NULL;
+        PyThreadState *thread = PyEval_SaveThread();
+        int other = reduce_pieces(self, sent, received, begin, end, &verb), error = errno;
+        PyEval_RestoreThread(thread);
+        if (other >= 0)
+            return refused(self, other, verb, error);
+    }
+    return 0;
 }
 
 static int reduce_blocks(SingleCopy *self, char *const *sent, char *const *received)
 {
     int phase = self->barrier->phase;
-    PyThreadState *thread = PyEval_SaveThread();
-    int unread = reduce_segment(self, sent, received), error = errno;
-    PyEval_RestoreThread(thread);
-    if (unread >= 0)
-        return refused(self, unread, "read", error);
-    if (self->keeps_segment)
+    if (reduce_segment(self, sent, received) < 0)
+        return -1;
+    if (self->keeps_segment || self->written)
         return 0;
     if (step(self) < 0) /* all segments are finished */
         return -1;

@@ -2,7 +2,9 @@
 
 import itertools
 import os
+import time
 from types import SimpleNamespace
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -16,8 +18,9 @@ from meshdist.system.env_flags import TUNING
 
 pytestmark = [pytest.mark.timeout(60), needs_linux]
 MOVES = (move_selection.READ, move_selection.WRITTEN, "read, and 50% written")
-REDUCED = "read by its reducer"
+REDUCED, PUSHED = "read by its reducer", "read and written by its reducer"
 COUNTS = (0, 1, 1000, 40_000, 300_001)
+LONG = 1_100_000  # more than is written between two checks
 
 
 def in_one_way(way, python_ranks, program, *args):
@@ -104,7 +107,8 @@ def lists(group):
 def reductions(group):
     rank, size = dist.get_rank(), dist.get_world_size()
     drawn = {count: np.random.default_rng(count).random((size, size * count)) * 9 for count in COUNTS}
-    for count, (dtype, op) in itertools.product(COUNTS, KINDS):
+    drawn[LONG] = np.tile(drawn[COUNTS[-1]], 4)[:, : size * LONG]
+    for count, (dtype, op) in [*itertools.product(COUNTS, KINDS), (LONG, KINDS[0])]:
         inputs = [numbers.astype(dtype) for numbers in drawn[count]]
         due = inputs[0]
         for more in inputs[1:]:
@@ -192,9 +196,39 @@ def test_moves_in_every_way_are_the_same(worlds, way, size, python_ranks):
 
 @pytest.mark.parametrize("python_ranks", [(), (1,)], ids=["core", "core and Python"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_reductions_by_reading_are_the_same(worlds, size, python_ranks):
-    for tried in worlds.world("gloo", size).run(in_one_way, REDUCED, python_ranks, reductions):
-        assert tried == ["all_reduce", "reduce_scatter_tensor"]
+@pytest.mark.parametrize(
+    ("way", "calls"), [(REDUCED, ["all_reduce", "reduce_scatter_tensor"]), (PUSHED, ["all_reduce"])]
+)
+def test_reductions_by_reading_are_the_same(worlds, way, calls, size, python_ranks):
+    for tried in worlds.world("gloo", size).run(in_one_way, way, python_ranks, reductions):
+        assert tried == calls
+
+
+def given_up(group):
+    """Rank 0 fails in the middle of its part; rank 1 is about to write into its array, and is slow."""
+    x = np.ones(300_000)
+    group.barrier()
+    if dist.get_rank() == 0:
+        failing = mock.patch.object(reduction, "reduce_in_rank_order", side_effect=MemoryError("none is left"))
+        with failing, pytest.raises(MemoryError, match="none is left"):
+            group.all_reduce(x)
+        x[...] = -1
+    else:
+        memory = group.usable_backend("test")._shm.memories[0]
+        write = memory.write
+
+        def slowly(*args):
+            time.sleep(0.3)
+            write(*args)
+
+        with mock.patch.object(memory, "write", slowly), pytest.raises(dist.DistBackendError):
+            group.all_reduce(x)
+    dist.barrier()
+    assert dist.get_rank() or (x == -1).all()
+
+
+def test_nobody_writes_into_the_array_of_a_rank_that_has_given_up(worlds):
+    worlds.world("gloo", 2).run(in_one_way, PUSHED, (0, 1), given_up)
 
 
 @pytest.mark.parametrize("way", MOVES[:2])

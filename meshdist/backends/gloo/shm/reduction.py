@@ -1,13 +1,14 @@
 """Reductions: all_reduce, reduce and reduce_scatter.
 
 Few bytes are put into the slots and reduced by every rank for itself. More are cut into a segment for each rank, which
-that rank reduces, through the slots chunk by chunk or, with many ranks, reading the peers' memory. Every element is
-reduced in rank order, so the result is the same to the last bit on all ranks and in every run.
+that rank reduces, through the slots chunk by chunk or from the peers' memory and into it. Every element is reduced in
+rank order, so the result is the same to the last bit on all ranks and in every run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -37,10 +38,9 @@ REDUCE_ALONE_BYTES = 1 << 20
 # arrays at most.
 _LISTS_BYTES, _LIST_CHUNK_BYTES, _MOST_IN_LIST = 64 << 10, 256 << 10, 512
 # From so many bytes on, the core reads the other ranks' memory, which took six to seven tenths of the time through the
-# slots, on 2 and 4 ranks. Without the core: from so many ranks and bytes on, since that takes three steps, not two for
-# each chunk, and steps take long with more ranks than free cores. 16 ranks on 2 cores took three quarters to nine
-# tenths of the time through the slots, 8 ranks a fifth more than that.
-_READ_BYTES, _READING_RANKS, SINGLE_COPY_REDUCE_BYTES = 4 << 20, 16, 8 << 20
+# slots, on 2 and 4 ranks; writing there as well took another seven tenths. Without the core: from so many ranks and
+# bytes on. 4 and 8 ranks on 2 cores took seven to nine tenths of the time through the slots, 2 ranks a third more.
+_READ_BYTES, _READING_RANKS, _READ_BYTES_WITHOUT_CORE = 4 << 20, 4, 8 << 20
 # From this many ranks on, and up to so many bytes for each of them, one call of NumPy for all slots takes less time
 # than a call for each.
 _STACKED_RANKS, _STACKED_BYTES = 4, 1024
@@ -52,16 +52,18 @@ def plan_reduction(shm: ShmGroup, call: Call, spec: ReductionSpec) -> Plan:
         return SlotReduce(shm, call, spec, early)
     one_step: Ways[ReductionSpec] = {ONE_STEP: SlotReduce} if spec.put_bytes <= shm.region.slots.slot_bytes else {}
     in_chunks = ways_in_chunks(shm, spec)
-    reading: Ways[ReductionSpec] = (
-        {"read by its reducer": SingleCopyReduce} if shm.single_copy and spec.in_place else {}
-    )
+    reading: dict[str, Callable[[ShmGroup, Call, ReductionSpec], BarrierPlan]] = {}
+    if shm.single_copy and spec.in_place:
+        if shm.writes and spec.reduces_for_all:
+            reading["read and written by its reducer"] = partial(SingleCopyReduce, written=1)
+        reading["read by its reducer"] = SingleCopyReduce
     if one_step and spec.put_bytes <= REDUCE_ALONE_BYTES // call.size:
         ways = {**one_step, **in_chunks, **reading}
         return fastest(shm, call, spec, spec.put_bytes, ways, least_bytes=LEAST_IN_CHUNKS)
     if shm.compiled:
         is_read = spec.put_bytes >= _READ_BYTES
     else:
-        is_read = call.size >= _READING_RANKS and spec.put_bytes >= SINGLE_COPY_REDUCE_BYTES
+        is_read = call.size >= _READING_RANKS and spec.put_bytes >= _READ_BYTES_WITHOUT_CORE
     if is_read:
         ways = {**reading, **in_chunks, **one_step}
     else:
@@ -255,12 +257,12 @@ class SingleCopyReduce(SingleCopyPlan):
     """Many bytes: each rank reads its segment of the peers' arrays piece by piece, and adds it to its own.
 
     A piece stays in the cache between being read and being added. In an all_reduce each rank reduces its segment into
-    the result, and then reads the finished segments of the others. The result may be the input: no peer reads this
-    segment of it.
+    the result, and then reads the finished segments of the others; or each finished piece is `written`, from the cache,
+    into the results of the others. The result may be the input: only the rank that reduces a segment reads it.
     """
 
-    def __init__(self, shm: ShmGroup, call: Call, spec: ReductionSpec) -> None:
-        super().__init__(shm, call, spec.give, spec.take)
+    def __init__(self, shm: ShmGroup, call: Call, spec: ReductionSpec, written: int = 0) -> None:
+        super().__init__(shm, call, spec.give, spec.take, written)
         assert call.op is not None
         self._spec = spec
         self._op = call.op
@@ -275,25 +277,38 @@ class SingleCopyReduce(SingleCopyPlan):
         give, take = self._spec.give(send), self._spec.take(recv)
         phase = self.announce(give, take)
         tables = [self.shm.region.table(phase, peer) for peer in range(self.size)]
+        self.expose(take)
         yield self.arrive()
         total = take[self.rank]
         assert total is not None
-        self._reduce(give[self.rank], total, [int(table[self.rank, 0]) for table in tables])
+        places = [tuple(table[self.rank].tolist()) for table in tables]
+        self._reduce(give[self.rank], total, places)
         yield self.arrive()
-        if not self._spec.keeps:
+        self.shm.end_exposure()
+        if not self._spec.keeps and not self.written:
             for peer in self.others():
                 wanted = take[peer]
                 if wanted is not None:
                     self.read(peer, int(tables[peer][peer, 3]), wanted)
             yield self.arrive()
 
-    def _reduce(self, own: Array, total: Array, addresses: list[int]) -> None:
+    def _reduce(self, own: Array, total: Array, places: list[tuple[int, ...]]) -> None:
+        """Reduce this rank's segment; `places` are the words of the table about it, of each rank."""
         # The first piece of scratch holds partial sums, the second what is read for them.
         first, second = self.shm.scratch(own.dtype)
+        addresses = [place[0] for place in places]
         for begin in range(0, own.size, first.size):
-            mine, part = own[begin : begin + first.size], total[begin : begin + first.size]
-            pieces = self._pieces(mine, addresses, begin * own.itemsize, first[: part.size], second[: part.size])
+            mine, part, offset = (
+                own[begin : begin + first.size],
+                total[begin : begin + first.size],
+                begin * own.itemsize,
+            )
+            pieces = self._pieces(mine, addresses, offset, first[: part.size], second[: part.size])
             reduce_in_rank_order(self._run, self._op, pieces, self.size, part, scratch=first[: part.size])
+            for peer in self.others() if self.written else ():
+                _, _, wanted, target = places[peer]
+                if wanted:
+                    self.write(peer, target + offset, part)
 
     def _pieces(self, own: Array, addresses: list[int], offset: int, first: Array, second: Array) -> Iterator[Array]:
         for peer, address in enumerate(addresses):
