@@ -21,26 +21,33 @@ from meshdist.bench.operations import NEVER, OPERATIONS
 from meshdist.bench.results import parse_size
 from meshdist.system.env_flags import DISABLE_SHM, TUNING, TUNING_MODES, switch, tuning_mode
 from meshdist.system.option_parser import OptionParser, did_you_mean
+from meshdist.system.terminal import fold
 
 T = TypeVar("T")
 
 _DESCRIPTION = """\
 Measure collectives, and check their results.
 
-Run directly, it starts its own ranks on this host. Under meshrun, mpirun, srun or torchrun it measures the ranks of
-that job, on any number of hosts."""
+Run directly, it starts its own ranks on this host. Under meshrun, mpirun, srun
+or torchrun it measures the ranks of that job, on any number of hosts."""
 
+_HELP_WIDTH = 80
 _EPILOG = f"""\
-collectives: {", ".join(OPERATIONS)}
+{fold("collectives: " + ", ".join(OPERATIONS), _HELP_WIDTH)}
 
 examples:
-  python -m meshdist.bench                                       all_reduce of 8 B to 64 MiB on two ranks
+  python -m meshdist.bench
+      all_reduce of 8 B to 64 MiB on two ranks
   python -m meshdist.bench all_gather,broadcast -n 4 -b 1M -e 1G -f 4
-  python -m meshdist.bench --shared --plot all_reduce.png        arrays of meshdist.empty
+  python -m meshdist.bench --shared --plot all_reduce.png
+      arrays of meshdist.empty
   python -m meshdist.bench all --dtype float64 --csv all.csv
-  python -m meshdist.bench all --tune --plot algorithms.png      the algorithms of long calls, measured
-  mpirun -n 4 python -m meshdist.bench --backend mpi             over MPI
-  meshrun --nnodes 2 --nproc-per-node 8 -m meshdist.bench        two hosts; on both
+  python -m meshdist.bench all --tune --plot algorithms.png
+      the algorithms of long calls, measured
+  mpirun -n 4 python -m meshdist.bench --backend mpi
+      over MPI
+  meshrun --nnodes 2 --nproc-per-node 8 -m meshdist.bench
+      two hosts; on both
 
 Exit status: 0, 1 if an element was wrong or a rank failed, 2 for wrong options."""
 

@@ -16,9 +16,9 @@ from meshdist.bench.figure import draw, draw_choices
 from meshdist.bench.measuring import Effort, Row, measure, tune
 from meshdist.bench.operations import OPERATIONS, Setting, elements, is_in_place
 from meshdist.bench.results import (
-    LEGEND,
     head,
     head_of_ways,
+    legend,
     line,
     lines_of_ways,
     series,
@@ -33,6 +33,7 @@ from meshdist.launch.spawn_context import ProcessException
 from meshdist.system.env_flags import TUNING
 from meshdist.system.plurals import counted
 from meshdist.system.processes import INTERRUPT_BASE
+from meshdist.system.terminal import fold, terminal_width
 from meshdist.system.versions import versions
 
 _DEFAULT_RANKS = 2
@@ -152,28 +153,30 @@ def _measure_all(options: Namespace) -> int:
         return _tune_all(options, setting)
     effort = Effort(options.iterations, options.seconds, options.warmup, not options.no_check)
     rows: list[Row] = []
+    width = terminal_width()
     if prints:
-        print(_about(options, num_ranks))
+        print(fold(_about(options, num_ranks), width))
         _write_tables(options, rows, setting)  # overwrite the tables of an earlier run
     for name in options.collectives:
         if prints:
-            print("\n" + head(_title(name, setting)), flush=True)
+            print("\n" + head(_title(name, setting), width), flush=True)
         for num_bytes in _sizes(name, options, setting):
             rows.append(measure(name, OPERATIONS[name], num_bytes, setting, effort))
             if prints:
-                print(line(rows[-1]), flush=True)
+                print(line(rows[-1], width), flush=True)
                 _write_tables(options, rows, setting)  # after each row, as the run may be interrupted
     wrong = sum(row.wrong or 0 for row in rows)
     if prints:
-        print(f"\n{LEGEND}\n" + ("" if options.no_check else f"{wrong} wrong elements.\n"), end="")
+        print(f"\n{legend(width)}\n" + ("" if options.no_check else f"{wrong} wrong elements.\n"), end="")
         _end(options, rows, setting)
     return 1 if wrong else 0
 
 
 def _tune_all(options: Namespace, setting: Setting) -> int:
     prints, found, kind = setting.rank == 0, [], ""
+    width = terminal_width()
     if prints:
-        print(_about(options, setting.num_ranks))
+        print(fold(_about(options, setting.num_ranks), width))
     for name in options.collectives:
         for num_bytes in _sizes(name, options, setting):
             for choice in tune(name, num_bytes, setting):
@@ -186,8 +189,8 @@ def _tune_all(options: Namespace, setting: Setting) -> int:
     if prints and not found:
         print("\nNothing was measured: each of these calls has only one algorithm here.")
     elif prints:
-        print("\nTimes are means of two calls on the slowest rank, the shortest of up to three.", end=" ")
-        print("The choices are remembered for later jobs.")
+        said = "Times are means of two calls on the slowest rank, the shortest of up to three."
+        print(f"\n{fold(f'{said} The choices are remembered for later jobs.', width, hanging=0)}")
         if options.plot is not None:
             draw_choices(options.plot, found, f"{counted(setting.num_ranks, 'rank')}, {setting.dtype}")
             print(f"wrote {options.plot}")

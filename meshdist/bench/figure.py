@@ -135,7 +135,6 @@ def draw_choices(path: Path, choices: Sequence[Choice], title: str) -> None:
         )
         axes.set_title(kind, fontsize=10)
         axes.set_ylabel("latency (us)", fontsize=_LABEL_PT)
-        _label_sizes(axes, sorted({choice.most_bytes for choice in own}))
-        axes.grid(visible=True, which="major", alpha=0.3)
+        _label_axes(axes, sorted({choice.most_bytes for choice in own}))
         axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=150)

@@ -14,6 +14,7 @@ from typing import Any
 
 from meshdist.backends.base import Choice
 from meshdist.bench.measuring import Row
+from meshdist.system.terminal import fold
 from meshdist.system.versions import versions
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -53,24 +54,34 @@ _HEAD = (
     ("size", "count", "calls", "median", "min", "p99", "algbw", "busbw", "wrong"),
     ("", "elements", "", "us", "us", "us", "GB/s", "GB/s", "elements"),
 )
-_WIDTHS = (12, 11, 7, 11, 11, 11, 9, 9, 9)
+# The last characters of the columns; those of terminals that are narrower than the table, of 80 characters.
+_ENDS = (12, 25, 34, 47, 60, 73, 84, 95, 106)
+_NARROW_ENDS = (9, 19, 26, 36, 46, 55, 63, 71, 80)
 
-LEGEND = """\
+_LEGEND = """\
 Each time is that of one call on the slowest rank; calls shorter than 100 us are timed in batches. algbw is
 size / median time; busbw counts the bytes that the busiest rank must send instead, so it can be compared with the speed
 of memory or network for any number of ranks."""
 
 
-def head(title: str) -> str:
-    """Return the head of the table of one operation."""
-    return "\n".join([title, *map(_line, _HEAD)])
+def legend(width: int) -> str:
+    """Return what the columns are, in lines of at most `width` characters; 0 is any width."""
+    is_narrow = 0 < width < max(map(len, _LEGEND.split("\n")))
+    return fold(_LEGEND.replace("\n", " "), width, hanging=0) if is_narrow else _LEGEND
 
 
-def line(row: Row) -> str:
+def head(title: str, width: int = 0) -> str:
+    """Return the head of the table of one operation, for a terminal of `width` characters; 0 is any width."""
+    return "\n".join([fold(title, width), *(_line(cells, width) for cells in _HEAD)])
+
+
+def line(row: Row, width: int = 0) -> str:
+    """Return a row of the table; `width` as for its head."""
     times = [show_digits(time) for time in (row.median_us, row.min_us, row.p99_us)]
     speeds = [f"{speed:.2f}" if row.num_bytes else "" for speed in (row.algorithm_gbps, row.bus_gbps)]
     size, count = (show_size(row.num_bytes), str(row.elements)) if row.num_bytes else ("", "")
-    return _line((size, count, str(row.iterations), *times, *speeds, "-" if row.wrong is None else str(row.wrong)))
+    wrong = "-" if row.wrong is None else str(row.wrong)
+    return _line((size, count, str(row.iterations), *times, *speeds, wrong), width)
 
 
 def lines_of_ways(choice: Choice) -> Iterator[str]:
@@ -120,8 +131,12 @@ def _overwrite(path: Path, text: str) -> None:
         os.close(file)
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "  ".join(cell.rjust(width) for cell, width in zip(cells, _WIDTHS, strict=True)).rstrip()
+def _line(cells: Sequence[str], width: int) -> str:
+    text = ""
+    for cell, end in zip(cells, _NARROW_ENDS if 0 < width < _ENDS[-1] else _ENDS, strict=True):
+        # A cell that is wider than its column takes the place of spaces before the next one.
+        text += " " * bool(text) + cell.rjust(end - len(text) - bool(text))
+    return text.rstrip()
 
 
 def show_digits(number: float) -> str:

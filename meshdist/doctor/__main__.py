@@ -18,6 +18,7 @@ from meshdist.errors import DistError
 from meshdist.system.command_lines import until_closed
 from meshdist.system.option_parser import OptionParser
 from meshdist.system.plurals import counted
+from meshdist.system.terminal import terminal_width
 
 MEET_S = 60.0
 
@@ -62,7 +63,8 @@ def _page(found: Sequence[Finding]) -> str:
     bad = sum(finding.status in (WARNING, ERROR) for finding in found)
     needs = "needs" if bad == 1 else "need"
     end = f"{bad} of {counted(len(found), 'check')} {needs} attention" if bad else "no problems found"
-    return "\n".join([*map(str, found), end])
+    width = terminal_width()
+    return "\n".join([*(finding.folded(width) for finding in found), end])
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from meshdist.system.terminal import fold
+
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
 """Good; absent but optional; slower or more limited than possible; will fail."""
 
@@ -20,8 +22,14 @@ class Finding:
     remedy: str = ""  # what to do; empty if nothing
 
     def __str__(self) -> str:
-        remedy = f"\n{'':9}-> {self.remedy}" if self.remedy else ""
-        return f"{self.status:<9}{self.name}: {self.text}{remedy}"
+        return self.folded(0)
+
+    def folded(self, width: int) -> str:
+        """Return the finding as text, in lines of at most `width` characters; 0 folds none."""
+        lines = [fold(f"{self.status:<9}{self.name}: {self.text}", width, hanging=9)]
+        if self.remedy:
+            lines.append(fold(f"{'':9}-> {self.remedy}", width, hanging=12))
+        return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain, zip_longest
 from typing import NamedTuple
 
 from meshdist.debug.attach import Found, found_in
@@ -15,10 +16,14 @@ from meshdist.launch.rank_board import NodeEntry, entries
 from meshdist.runtime.rank_text import ranks_text
 from meshdist.store import Store
 from meshdist.system.plurals import counted
+from meshdist.system.terminal import fold
 
 ANSWER_S = 1.0
 _HEAD = ("rank", "host", "pid", "state", "for", "call, or the last one")
 _RIGHT = (0, 2, 4)  # columns of numbers
+_FOLDED = (3, 5)  # columns of words
+_LEAST_FOLDED = 16
+_GAP = "  "
 
 
 class RankStatus(NamedTuple):
@@ -70,18 +75,16 @@ class JobStatus(NamedTuple):
             f" for {lasts}: {first.command}"
         )
 
-    def lines(self) -> list[str]:
-        """Return the job as lines of plain text: headline, table of ranks, files of output."""
+    def lines(self, width: int = 0) -> list[str]:
+        """Return the job as lines of plain text: headline, table of ranks, files of output.
+
+        Lines that are wider than `width` are folded; in the table, within its columns of words. 0 folds none.
+        """
         rows = [_HEAD, *(rank.cells() for rank in self.ranks)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = []
-        for row in rows:
-            cells = (
-                cell.rjust(width) if number in _RIGHT else cell.ljust(width)
-                for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            table.append("  ".join(cells).rstrip())
-        return [self.headline(), *table, *self.logs()]
+        widths = _fitting([max(map(len, column)) for column in zip(*rows, strict=True)], width)
+        table = [line for row in rows for line in _folded(row, widths)]
+        headline, *logs = (fold(line, width).split("\n") for line in (self.headline(), *self.logs()))
+        return [*headline, *table, *chain.from_iterable(logs)]
 
     def logs(self) -> list[str]:
         """Return where the output of the ranks is, in lines; N stands for the rank."""
@@ -91,6 +94,28 @@ class JobStatus(NamedTuple):
             names = (name.replace(f"rank{entry.rank}.", "rankN.", 1) for _, name in paths)
             alike.setdefault(f"{' and '.join(names)} in {paths[0][0]}", []).append(entry.rank)
         return [f"output of {ranks_text(sorted(ranks))}: {where}" for where, ranks in alike.items()]
+
+
+def _fitting(widths: list[int], width: int) -> list[int]:
+    """Return the widths of columns with which a row fits into `width` characters, as far as those of words allow it."""
+    fitting = list(widths)
+    while width and sum(fitting) + len(_GAP) * (len(fitting) - 1) > width:
+        widest = max(_FOLDED, key=lambda number: fitting[number])
+        if fitting[widest] <= _LEAST_FOLDED:
+            return widths  # the terminal's own folds read better
+        fitting[widest] -= 1
+    return fitting
+
+
+def _folded(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    """Yield the lines of a row of the table."""
+    parts = [fold(cell, width, hanging=0).split("\n") for cell, width in zip(row, widths, strict=True)]
+    for cells in zip_longest(*parts, fillvalue=""):
+        aligned = (
+            cell.rjust(width) if number in _RIGHT else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        yield _GAP.join(aligned).rstrip()
 
 
 def status_of(store: Store, address: str, budget_s: float = ANSWER_S) -> JobStatus:

@@ -20,6 +20,7 @@ from meshdist.security.handshake import OtherJobError
 from meshdist.store import Store, TCPStore
 from meshdist.system.option_parser import OptionParser
 from meshdist.system.plurals import counted
+from meshdist.system.terminal import fold, terminal_width
 
 _CONNECT_S = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _show(job: str | None) -> int:
-    blocks = text_of(job)
+    blocks = text_of(job, terminal_width())
     print("\n\n".join(blocks) if blocks else NONE_HERE)
     return 0
 
@@ -69,35 +70,37 @@ def _show(job: str | None) -> int:
 def _watch(job: str | None, interval_s: float) -> int:
     """Show the state again and again: in place on a terminal, one below the other elsewhere."""
     begin, end = (_CLEAR, "") if sys.stdout.isatty() else ("", "\n")
-    blocks = text_of(job)
+    blocks = text_of(job, terminal_width())
     while blocks:
         print(begin + "\n\n".join(blocks) + end, flush=True)
         threading.Event().wait(interval_s)
         try:
-            blocks = text_of(job)
+            blocks = text_of(job, terminal_width())
         except DistError:
             break  # it was there before: it has ended
     print(NONE_HERE if job is None else f"{job} has ended")
     return 0
 
 
-def text_of(job: str | None) -> list[str]:
+def text_of(job: str | None, width: int = 0) -> list[str]:
     """Return a job as text, or all jobs of this user on this host if `job` is None.
+
+    Lines that are wider than `width` characters are folded; 0 folds none.
 
     Raises:
         DistError: There is no such job, or it has a different secret.
     """
     jobs = jobs_here()
     if job is None:
-        return ["\n".join(status.lines()) for each in jobs if (status := _status_here(each)) is not None]
+        return ["\n".join(status.lines(width)) for each in jobs if (status := _status_here(each)) is not None]
     named = [each for each in jobs if job in (each.address, each.run_id)]
     for each in named or jobs:
         status = _status_here(each)
         if status is not None and job in status.names():
-            return ["\n".join(status.lines())]
+            return ["\n".join(status.lines(width))]
     host, _, port = job.rpartition(":")
     if host and port.isdecimal():
-        return ["\n".join(_lines_at(job, host.strip("[]"), int(port)))]
+        return ["\n".join(_lines_at(job, host.strip("[]"), int(port), width))]
     known = ", ".join(each.run_id or each.address for each in jobs)
     raise DistError(
         f"there is no job {job!r}; your jobs on this host are {known}; pass HOST:PORT for a job elsewhere"
@@ -134,7 +137,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _lines_at(address: str, host: str, port: int) -> list[str]:
+def _lines_at(address: str, host: str, port: int, width: int) -> list[str]:
     """Return the job whose launchers meet at an address, or whose ranks have their store there."""
     try:
         store = TCPStore(host, port, wait_for_workers=False, timeout=_CONNECT_S)
@@ -145,16 +148,16 @@ def _lines_at(address: str, host: str, port: int) -> list[str]:
         ) from None
     with store:
         if not store.check(["num_launchers"]):
-            return status_of(store, address).lines()
+            return status_of(store, address).lines(width)
         started, waiting = _last_start(store), _hosts_there(store)
         if started is None:
             verb = "is" if len(waiting) == 1 else "are"
             there = f"there {verb} {counted(len(waiting), 'host')}: {', '.join(waiting)}"
-            return [f"job at {address}: waiting for hosts; {there}"]
+            return [fold(f"job at {address}: waiting for hosts; {there}", width)]
         start, plan, ranks_port = started
         secret = ranks_secret(secret_from_environment(), plan.nonce, start)
         with TCPStore(host, ranks_port, wait_for_workers=False, timeout=_CONNECT_S, secret=secret.encode()) as ranks:
-            return status_of(ranks, address).lines()
+            return status_of(ranks, address).lines(width)
 
 
 def _last_start(store: Store) -> tuple[int, Plan, int] | None:

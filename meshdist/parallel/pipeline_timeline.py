@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from html import escape
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ from meshdist.mesh.show import FORMS, in_notebook
 from meshdist.parallel.pipeline_actions import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, WORDS, Action
 from meshdist.parallel.pipeline_simulation import Span
 from meshdist.system.drawing_style import fill, legend_beside
+from meshdist.system.terminal import terminal_width
 
 
 class PipelineTimeline:
@@ -169,7 +169,7 @@ def _only_stage(row: Sequence[Span]) -> int:
 
 def as_text(timeline: Drawn, width: int | None) -> str:
     """Return a line for each rank: its actions to scale where `width` letters suffice, else one after the other."""
-    columns = shutil.get_terminal_size((0, 0)).columns if width is None else width
+    columns = terminal_width() if width is None else width
     margin = len(f"rank {len(timeline.rows) - 1} ")
     lines = [summary(timeline)]
     scaled = _scaled_rows(timeline, columns - margin) if columns >= _NARROWEST else None

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from meshdist.profiler.event import Track
-from meshdist.profiler.tables import bytes_text
+from meshdist.profiler.tables import bytes_text, text_width
 
 _HEAD = ("group", "call", "calls", "bytes", "time", "waiting", "share", "mean", "longest", "bytes/s")
+_NAMES = _HEAD[:2]
 # The columns of the two tables for narrow terminals.
-_TIMES = ("group", "call", "calls", "time", "waiting", "share", "mean", "longest")
-_VOLUME = ("group", "call", "calls", "bytes", "bytes/s")
+_TIMES = (*_NAMES, "calls", "time", "waiting", "share", "mean", "longest")
+_VOLUME = (*_NAMES, "calls", "bytes", "bytes/s")
 # The share of the time from which on the set-up of groups is told.
 _MUCH = 0.05
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
@@ -101,11 +102,29 @@ def rows(tracks: Sequence[Track], found: dict[str, dict[str, Total]]) -> list[tu
 def fitting(
     table: list[tuple[str, ...]], width: int, width_of: Callable[[Sequence[Sequence[str]]], int]
 ) -> list[list[tuple[str, ...]]]:
-    """Return `rows` as one table, or as two if `width_of` says that one is wider than `width`; 0 is any width."""
+    """Return `rows` as one table, or as several if `width_of` says that one is wider than `width`; 0 is any width.
+
+    Where names are short, one is of times and one of bytes; else each has as many columns as fit.
+    """
     if width <= 0 or width_of(table) <= width:
         return [table]
-    parts = [[_HEAD.index(name) for name in names] for names in (_TIMES, _VOLUME)]
-    return [[tuple(row[column] for column in part) for row in table] for part in parts]
+    parts = [_columns(table, _TIMES), _columns(table, _VOLUME)]
+    return parts if all(text_width(part) <= width for part in parts) else _packed(table, width)
+
+
+def _columns(table: list[tuple[str, ...]], names: Sequence[str]) -> list[tuple[str, ...]]:
+    part = [_HEAD.index(name) for name in names]
+    return [tuple(row[column] for column in part) for row in table]
+
+
+def _packed(table: list[tuple[str, ...]], width: int) -> list[list[tuple[str, ...]]]:
+    """Return tables that have the names and, of the other columns, one after the other as many as fit."""
+    parts = [[*_NAMES]]
+    for name in (*_TIMES[len(_NAMES) :], "bytes", "bytes/s"):
+        if len(parts[-1]) > len(_NAMES) and text_width(_columns(table, [*parts[-1], name])) > width:
+            parts.append([*_NAMES])
+        parts[-1].append(name)
+    return [_columns(table, part) for part in parts]
 
 
 def sentences(tracks: Sequence[Track], slowest: Slowest | None) -> list[str]:

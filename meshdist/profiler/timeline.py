@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
-from shutil import get_terminal_size
 from time import perf_counter_ns
 from typing import Any
 
@@ -12,6 +11,7 @@ from meshdist.profiler.event import Event, Track
 from meshdist.profiler.summary import Slowest, Total, fitting, rows, sentences, slowest_rank, totals
 from meshdist.profiler.tables import html_table, side, text_table, text_width
 from meshdist.store import Store
+from meshdist.system.terminal import fold, terminal_width
 
 # The quickest of these exchanges counts.
 _EXCHANGES = 8
@@ -19,6 +19,8 @@ _EXCHANGES = 8
 
 class Timeline:
     """The calls of all ranks on one clock; `print` it, or view its trace in Perfetto.
+
+    A terminal that is too narrow for the table gets several, such as one of times and one of bytes.
 
     Attributes:
         tracks: One per rank, in rank order.
@@ -105,9 +107,7 @@ class Timeline:
         return plot_timeline(self.tracks, ax, arrows)
 
     def show(self, form: str = "text") -> Any:
-        """Print the table and a summary; in colour if rich is installed (extra `rich`).
-
-        A terminal that is too narrow for the table gets two, one of times and one of bytes.
+        """Print the table and a summary, as `print` does; in colour if rich is installed (extra `rich`).
 
         Args:
             form: "text", or "plot", which draws the calls over time instead, and returns the Axes; see `plot`.
@@ -131,10 +131,7 @@ class Timeline:
         else:
             console = Console()
         if console is None or not (console.is_terminal or console.is_jupyter):  # a file has room for wide tables
-            width = get_terminal_size((0, 0)).columns
-            tables = fitting(rows(self.tracks, self.totals()), width, text_width)
-            text = "\n\n".join(map(text_table, tables))
-            print(text, *sentences(self.tracks, self.slowest()), sep="\n" if len(tables) == 1 else "\n\n")
+            print(self)
             return
         console.width = width = max(console.width, _NARROWEST)
         tables = fitting(rows(self.tracks, self.totals()), width, _rich_width)
@@ -142,7 +139,7 @@ class Timeline:
             console.print(_rich_table(table, framed=len(tables) == 1))
             if len(tables) > 1:
                 console.print()
-        console.print("\n".join(sentences(self.tracks, self.slowest())), highlight=False)
+        console.print(fold("\n".join(sentences(self.tracks, self.slowest())), width), highlight=False)
 
     def __repr__(self) -> str:
         num_calls, num_ranks = sum(len(track.events) for track in self.tracks), len(self.tracks)
@@ -153,7 +150,10 @@ class Timeline:
         )
 
     def __str__(self) -> str:
-        return "\n".join([text_table(rows(self.tracks, self.totals())), *sentences(self.tracks, self.slowest())])
+        width = terminal_width()
+        tables = fitting(rows(self.tracks, self.totals()), width, text_width)
+        parts = [*map(text_table, tables), fold("\n".join(sentences(self.tracks, self.slowest())), width)]
+        return ("\n" if len(tables) == 1 else "\n\n").join(parts)
 
     def _repr_html_(self) -> str:
         from html import escape

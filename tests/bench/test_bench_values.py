@@ -6,7 +6,7 @@ import pytest
 from meshdist.arrays.reduce_op import ReduceOp
 from meshdist.bench.figure import draw
 from meshdist.bench.measuring import Row
-from meshdist.bench.results import line, parse_size, series, show_size
+from meshdist.bench.results import head, legend, line, parse_size, series, show_size
 from meshdist.bench.values import Part, Values
 
 
@@ -19,6 +19,21 @@ def test_sizes():
 def test_row_of_the_table():
     row = Row("all_reduce", 4096, 1024, 100, 3.141, 2.5, 9.0, 12.0, 1.304, 1.304, 0)
     assert line(row).split() == ["4", "KiB", "1024", "100", "3.14", "2.50", "12.0", "1.30", "1.30", "0"]
+
+
+@pytest.mark.parametrize("num_bytes", [8, (64 << 20) - 4, 1 << 30])
+def test_row_of_the_table_for_a_terminal_of_80_columns(num_bytes):
+    row = Row("all_reduce", num_bytes, num_bytes // 4, 19968, 98765.4, 87654.3, 123456.7, 123456.7, 12.34, 123.45, 0)
+    cells = [*show_size(num_bytes).split(), str(num_bytes // 4), "19968", "98765", "87654", "123457", "12.34", "123.45"]
+    assert line(row, 80).split() == line(row).split() == [*cells, "0"]
+    assert (len(line(row, 80)), len(line(row, 105)), len(line(row, 106)), len(line(row))) == (80, 80, 106, 106)
+    assert [len(text) for text in head("all_reduce", 80).splitlines()] == [10, 80, 80]
+
+
+def test_the_legend_is_folded_where_it_is_wider_than_the_terminal():
+    assert legend(0) == legend(120)
+    assert max(map(len, legend(80).splitlines())) <= 80
+    assert legend(80).split() == legend(0).split()
 
 
 def drawn(monkeypatch, tmp_path, names, most_us=40.0, sizes=(8, 32, 128)):

@@ -348,7 +348,17 @@ def test_what_is_not_for_ranks_that_a_launcher_started(capsys, monkeypatch, vari
     assert "a launcher" in capsys.readouterr().err
 
 
-def test_help_shows_every_collective(capsys):
+def test_help_shows_every_collective_in_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["--help"]) == 0
     said = capsys.readouterr().out
     assert all(name in said for name in OPERATIONS)
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_a_terminal_of_80_columns_gets_lines_that_fit(capsys, terminal):
+    terminal(80)
+    assert main(["--backend", "threads", "-b", "8", "-e", "1K", "-i", "2"]) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    assert all(word in said for word in ("median", "busbw", "0 wrong elements."))

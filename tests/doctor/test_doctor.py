@@ -48,6 +48,19 @@ def test_this_machine_is_looked_at_line_by_line():
         assert finding.status not in (WARNING, ERROR) or finding.remedy, finding
 
 
+def test_a_terminal_gets_lines_that_fit():
+    finding = Finding(
+        "locked memory", NOTE, "at most 8192 KiB: enough for gloo", "ulimit -l unlimited, where it is used"
+    )
+    assert finding.folded(40).splitlines() == [
+        "note     locked memory: at most 8192",
+        "         KiB: enough for gloo",
+        "         -> ulimit -l unlimited, where",
+        "            it is used",
+    ]
+    assert finding.folded(80) == str(finding)
+
+
 def test_a_check_that_fails_is_a_finding():
     def odd_place():
         raise OSError("no such device")

@@ -243,6 +243,19 @@ def test_table_in_plain_text():
     assert [duration(each) for each in (0.04, 99.0, 5900.0, 7200.0)] == ["0.0 s", "99.0 s", "98 min", "2.0 h"]
 
 
+def test_table_in_plain_text_for_a_terminal_of_80_columns():
+    assert a_status().lines(80)[1:] == [
+        "rank  host   pid  state                     for  call, or the last one",
+        "   0  node1   70  waiting for rank 2      3.2 s  barrier(), call 2 on 'world',",
+        "                                                 at train.py:7",
+        "   1  node1   71  was killed by SIGKILL",
+        "   2  node1   72  running, at train.py:9  2 min  none yet",
+        "output of ranks 0, 1, 2: rankN.restart2.stdout.log in /logs",
+    ]
+    assert max(map(len, a_status().lines(60))) <= 60
+    assert a_status().lines(120) == a_status().lines()
+
+
 @pytest.mark.parametrize(
     ("number", "most", "words"),
     [

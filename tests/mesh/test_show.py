@@ -1,7 +1,6 @@
 """mesh.show: what a reader sees of a mesh as text, as HTML and in a plot."""
 
 import math
-import os
 import re
 import sys
 import types
@@ -53,7 +52,7 @@ def terminal(monkeypatch):
     """Have text for a terminal of so many characters, 0 for none; a function sets another number."""
 
     def set_width(width):
-        monkeypatch.setattr("meshdist.mesh.show.get_terminal_size", lambda _: os.terminal_size((width, 24)))
+        monkeypatch.setattr("meshdist.mesh.show.terminal_width", lambda: width)
 
     set_width(0)
     return set_width
@@ -145,6 +144,14 @@ def test_text_fits_the_width_of_the_terminal(capsys, terminal, shape, width):
     terminal(2 * width)
     wider = show_in_a_dry_run(size, size // 2, 8, shape, "text", capsys)
     assert len(re.findall(r"\d[a-z]*[ \]]", wider)) >= num_shown
+
+
+def test_long_names_of_axes_fit_the_width_of_the_terminal(capsys, terminal):
+    terminal(80)
+    layout = Layout([[0, 1], [2, 3]], ("data_parallel", "tensor_parallel"))
+    title, *folded, blank = shown(capsys, layout, TwoHosts(3), None, None, None).splitlines()[:3]
+    assert title == "mesh (data_parallel=2, tensor_parallel=2), rank 3 at (data_parallel=1,"
+    assert (folded, blank) == (["  tensor_parallel=1)"], "")
 
 
 def test_html_has_every_rank_with_its_host_and_group():

@@ -77,11 +77,11 @@ def test_a_narrow_terminal_or_none_gets_lists(width):
     assert lines[3:] == ["rank 0: bubble 11%, 2 activations", "rank 1: bubble 11%, 1 activation"]
 
 
-def test_the_width_is_that_of_the_terminal(monkeypatch):
+def test_the_width_is_that_of_the_terminal(terminal):
     timeline = gpipe(2, 2).simulate()
-    monkeypatch.setenv("COLUMNS", "0")
+    terminal(0)
     assert str(timeline) == timeline.to_text(0)
-    monkeypatch.setenv("COLUMNS", "100")
+    terminal(100)
     assert str(timeline) == timeline.to_text(100) != timeline.to_text(0)
 
 

@@ -21,7 +21,8 @@ from figures import unreadable
 import meshdist as dist
 from meshdist.profiler.call_matching import pairs, with_waits
 from meshdist.profiler.event import Event, Track
-from meshdist.profiler.summary import rows
+from meshdist.profiler.summary import fitting, rows
+from meshdist.profiler.tables import text_width
 from meshdist.profiler.timeline import Timeline, clock_offset_ns
 from meshdist.profiler.timeline_plot import colours_of
 
@@ -316,7 +317,8 @@ def test_a_sender_that_is_still_there_waited_for_the_receiver():
     assert (sent(12).wait_ns, sent(12).waits_for) == (0, None)  # it was buffered
 
 
-def test_the_table():
+def test_the_table(terminal):
+    terminal(200)
     assert str(timeline()).splitlines() == [
         "group  call        calls   bytes     time  waiting  share     mean  longest      bytes/s",
         "tp     all_reduce      1  1000 B    11 ms    10 ms  11.0%    11 ms    21 ms  88.78 KiB/s",
@@ -395,16 +397,16 @@ def test_show_draws_a_plot(capsys):
         timeline().show("html")
 
 
-def test_show_prints_the_same_without_rich(monkeypatch, capsys):
+def test_show_prints_the_same_without_rich(monkeypatch, capsys, terminal):
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    monkeypatch.setenv("COLUMNS", "200")
+    terminal(200)
     timeline().show()
     assert capsys.readouterr().out == f"{timeline()}\n"
 
 
-def test_show_prints_a_table_with_rich(capsys, monkeypatch):
+def test_show_prints_a_table_with_rich(capsys, terminal):
     pytest.importorskip("rich", reason="rich is not installed")
-    monkeypatch.setenv("COLUMNS", "200")
+    terminal(200)
     timeline().show()
     printed = capsys.readouterr().out
     assert "all_reduce" in printed
@@ -412,14 +414,14 @@ def test_show_prints_a_table_with_rich(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("with_rich", [True, False])
-def test_a_terminal_of_80_columns_gets_every_number(monkeypatch, capsys, with_rich):
+def test_a_terminal_of_80_columns_gets_every_number(monkeypatch, capsys, terminal, with_rich):
     if with_rich:
         pytest.importorskip("rich", reason="rich is not installed")
         monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich writes as to a terminal
         monkeypatch.setenv("NO_COLOR", "1")
     else:
         monkeypatch.setitem(sys.modules, "rich.console", None)
-    monkeypatch.setenv("COLUMNS", "80")
+    terminal(80)
     timeline().show()
     printed = re.sub("\x1b.*?m", "", capsys.readouterr().out)
     head, *table = rows(timeline().tracks, timeline().totals())
@@ -428,6 +430,28 @@ def test_a_terminal_of_80_columns_gets_every_number(monkeypatch, capsys, with_ri
     assert [cell for cell in numbers if cell not in printed] == []
     assert all(name in printed for name in head)
     assert max(map(len, printed.splitlines()[: 2 * len(table)])) <= 80
+
+
+def test_print_for_a_terminal_of_80_columns(terminal):
+    terminal(80)
+    printed = str(timeline())
+    times, volume, said = printed.split("\n\n")
+    assert times.split("\n")[0].split() == ["group", "call", "calls", "time", "waiting", "share", "mean", "longest"]
+    assert volume.split("\n")[0].split() == ["group", "call", "calls", "bytes", "bytes/s"]
+    assert said.split("\n")[:2] == [
+        "in communication: 22.0% of 100 ms, averaged over 3 ranks; least on rank 2",
+        "  (2.0%), most on rank 0 (51.0%)",
+    ]
+
+
+@pytest.mark.parametrize("length", [15, 25])
+def test_long_names_share_the_width_with_as_many_columns_as_fit(length):
+    head, row, *_ = rows(timeline().tracks, timeline().totals())
+    table = [head, ("g" * length, "all_gather_into_tensor", *row[2:])]
+    parts = fitting(table, 80, text_width)
+    assert all(text_width(part) <= 80 for part in parts)
+    assert [part[0][:2] for part in parts] == [head[:2]] * len(parts)
+    assert sorted(name for part in parts for name in part[0][2:]) == sorted(head[2:])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")

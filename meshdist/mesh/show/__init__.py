@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 from meshdist.mesh.show.grid import grid_of
 from meshdist.mesh.show.html import as_html
 from meshdist.mesh.show.text import as_text
+from meshdist.system.terminal import terminal_width
 
 if TYPE_CHECKING:
     from meshdist.mesh.layout.layout import Layout
@@ -28,7 +28,7 @@ def show(layout: Layout, hosts: MeshHosts | None, form: str | None, axis: int | 
     if ax is not None and form != "plot":
         raise ValueError("DeviceMesh.show: ax needs form='plot'; pass both")
     is_text = form == "text" or (form is None and not in_notebook())
-    width = get_terminal_size((0, 0)).columns if is_text else 0
+    width = terminal_width() if is_text else 0
     grid = grid_of(layout, hosts, axis, marks_me=marks_me, width=width)
     if is_text:
         print(as_text(grid, width) + "\n", end="")  # in one piece, as other ranks may be threads

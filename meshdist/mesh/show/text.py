@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from string import ascii_lowercase
-from textwrap import wrap
 
 from meshdist.mesh.show.grid import Cell, Grid
 from meshdist.system.drawing_style import NUM_COLOURS
+from meshdist.system.terminal import fold
 
 # Marks omitted rows or columns.
 CUT = "…"
@@ -49,7 +49,7 @@ def as_text(grid: Grid, width: int = 0) -> str:
     The calling rank is in square brackets, the ranks of its group along the shown axis in round ones. If the mesh spans
     several hosts, letters after each rank name its host.
     """
-    lines = [f"{grid.name}, {grid.place}" if grid.place else grid.name]
+    lines = [fold(f"{grid.name}, {grid.place}" if grid.place else grid.name, width)]
     marked = grid.num_hosts > 1
     cells = [[[_cell(cell, marked) for cell in row] for row in panel.rows] for panel in grid.panels]
     cell = max(len(text) for panel in cells for row in panel for text in row)
@@ -58,23 +58,20 @@ def as_text(grid: Grid, width: int = 0) -> str:
     before = CUT + " " if grid.columns.is_cut_before else ""
     after = " " + CUT if grid.columns.is_cut_after else ""
     num_columns = len(grid.column_labels)
-    fold = max(1, (width - margin - len(before) - len(after)) // (cell + 1)) if width else num_columns
+    most = max(1, (width - margin - len(before) - len(after)) // (cell + 1)) if width else num_columns
     for panel, rows in zip(grid.panels, cells, strict=True):
-        for first in range(0, num_columns, fold):
-            part = slice(first, first + fold)
+        for first in range(0, num_columns, most):
+            part = slice(first, first + most)
             head = panel.title.ljust(margin) if panel.title else " " * margin
             labels = " ".join(label.rjust(cell) for label in grid.column_labels[part])
             head += " " * len(before) if first else before
-            lines += ["", (head + labels + after * (first + fold >= num_columns)).rstrip()]
+            lines += ["", (head + labels + after * (first + most >= num_columns)).rstrip()]
             lines += [CUT.rjust(margin - 1)] * grid.rows.is_cut_before
             for label, row in zip(grid.row_labels, rows, strict=True):
                 texts = " ".join(text.rjust(cell) for text in row[part])
                 lines.append((label.rjust(margin - 1) + " " + " " * len(before) + texts).rstrip())
             lines += [CUT.rjust(margin - 1)] * grid.rows.is_cut_after
-    legend = _legend(grid)
-    if width:
-        legend = [part for line in legend for part in wrap(line, width, subsequent_indent="  ")]
-    return "\n".join([*lines, "", *legend]).rstrip()
+    return "\n".join([*lines, "", *(fold(line, width) for line in _legend(grid))]).rstrip()
 
 
 def _cell(cell: Cell, marked: bool) -> str:
