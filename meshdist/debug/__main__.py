@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshdist.debug.report import read_dumps, report_on
+from meshdist.debug.report import ends_on_record, read_dumps, report_on
 from meshdist.debug.states import RankSnapshot
 from meshdist.debug.wait_drawing import check_drawable, draw_waits
 from meshdist.debug.wait_graph import who_waits
@@ -17,6 +17,7 @@ from meshdist.security.credentials import SECRET_FILE_VARIABLE, SECRET_VARIABLE
 from meshdist.system.command_lines import until_closed
 from meshdist.system.drawing_style import PLOT_FORMATS
 from meshdist.system.option_parser import OptionParser
+from meshdist.system.terminal import fold, terminal_width
 
 if TYPE_CHECKING:
     from meshdist.debug.attach import Found
@@ -28,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     parser = _parser()
     given = parser.parse_args(arguments)
+    width = terminal_width()
     try:
         if given.draw is not None:  # before the seconds of asking
             if given.draw.suffix not in PLOT_FORMATS:
@@ -39,15 +41,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             states = read_dumps(given.directory)
         else:
             found = _attach(given.store, given.pid)
-            print(found.note(), end="")
+            print(fold(found.note(), width), end="")
             if found.waiting is not None:
                 return 0
             states, gone = found.states, found.gone
-        print(report_on(states, gone), end="")
+        print(fold(report_on(states, gone), width), end="")
         if given.stacks:
-            print(f"\n{stacks_of(states)}")
+            print(f"\n{fold(stacks_of(states), width)}")
         if given.draw is not None:
-            draw_waits(who_waits(states, gone)).figure.savefig(given.draw, bbox_inches="tight", dpi=120)
+            drawn_gone = ends_on_record(states) if gone is None else gone
+            draw_waits(who_waits(states, drawn_gone)).figure.savefig(given.draw, bbox_inches="tight", dpi=120)
             print(f"wrote {given.draw}")
     except (ValueError, OSError, ImportError, DistError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)

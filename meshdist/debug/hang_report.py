@@ -93,7 +93,11 @@ def _describe_cycle(waits: Waits, shown: Container[int], *, tells_differences: b
     for number, rank in enumerate(waits.cycle[:_MOST_RANKS]):
         following = waits.cycle[(number + 1) % len(waits.cycle)]
         call = waits.graph.edges[rank, following]["call"]
-        steps.append(f"rank {rank} waits for rank {following}{'' if call in known else f' in {call.words}'}")
+        whom = "any rank" if call.is_message and call.peer is None else f"rank {following}"
+        steps.append(f"rank {rank} waits for {whom}{'' if call in known else f' in {call.words}'}")
+    others = sorted(waits.deadlocked - {*waits.cycle})
+    if others:
+        steps.append(f"{ranks_text(others)} wait{'s' if len(others) == 1 else ''} with them")
     differing = _differing(waits, *waits.cycle[:2], known=known) if tells_differences else ""
     advice = "" if differing else _advice(waits)
     return f"the ranks wait for each other: {'; '.join(steps)}{differing}{advice}"
@@ -246,7 +250,7 @@ def _sentence(ranks: str, doing: _Doing, age: str, *, is_one: bool) -> str:
     had = "had" if doing.is_over or doing.raised else have
     last = f"; {their} last call was {doing.call}" if doing.call else f" and {had} not completed any call yet"
     if doing.raised:
-        return f"{ranks} raised {doing.raised}, {doing.place}{last}{doing.others}"
+        return f"{ranks} raised {doing.raised}, {doing.place}{'' if doing.call else ','}{last}{doing.others}"
     begin = f"{ranks} {are} " if ranks else ""
     return f"{begin}not in a meshdist call; {they} {had} been {doing.place} {age}{last}{doing.others}"
 

@@ -49,7 +49,7 @@ def report_on(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None
             f"  rank {rank} {state}\n" for rank, state in sorted((gone or {}).items())
         )
     size = next(iter(states.values())).world_size
-    are_files, ends = gone is None, _ends_on_record(states) if gone is None else {}
+    are_files, ends = gone is None, ends_on_record(states) if gone is None else {}
     gone = ends if gone is None else gone
     silent = [rank for rank in range(size) if rank not in states and rank not in gone]
     counted = (
@@ -80,7 +80,7 @@ def report_on(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None
     return "\n\n".join([head, *full]) + "\n"
 
 
-def _ends_on_record(states: Mapping[int, RankSnapshot]) -> dict[int, str]:
+def ends_on_record(states: Mapping[int, RankSnapshot]) -> dict[int, str]:
     """Return how ranks without a file ended, as far as other ranks saw it in a call that failed for that."""
     ends = (call.peer_end for state in states.values() for call in state.calls if call.peer_end is not None)
     return {

@@ -58,6 +58,13 @@ class CallSeen:
         return self.error is not None and self.error.startswith("DistTimeoutError")
 
     @property
+    def was_refused(self) -> bool:
+        """Whether it failed for what it was called with, and not while it waited for another rank."""
+        if self.error is None or self.has_timed_out or self.peer_end is not None:
+            return False
+        return ": deadlock: " not in self.error.partition("\n")[0]
+
+    @property
     def words(self) -> str:
         """The call as messages name it."""
         kind = "message" if self.is_message else "call"

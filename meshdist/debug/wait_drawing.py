@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import math
 from pathlib import PurePath
+from textwrap import shorten
 from typing import Any
 
-from meshdist.debug.wait_graph import Waits, kind_of
+from meshdist.debug.wait_graph import Waits, failed_call, kind_of
 from meshdist.runtime.rank_text import ranks_text
 
 _MOST_CALLS = 12
-_COLOURS = {"gone": "#888888", "absent": "#dd5544", "cycle": "#ee9944", "waits": "#5588bb", "computes": "#77aa77"}
+_COLOURS = {
+    "raised": "#993322",
+    "gone": "#666666",
+    "absent": "#dd5544",
+    "cycle": "#ee9944",
+    "waits": "#5588bb",
+    "failed": "#8866aa",
+    "computes": "#77aa77",
+    "unknown": "#aaaaaa",
+}
 _NAMES = {
+    "raised": "ended by an exception",
     "gone": "gone",
     "absent": "not in the call",
     "cycle": "deadlock",
     "waits": "waiting",
+    "failed": "call failed",
     "computes": "computing",
+    "unknown": "no record",
 }
+_LONGEST_LINE = 60
 _MOST_NAMED = 4
 # Between two boxes, and of the text in one.
 _GAP_IN, _CHARACTER_IN = 0.9, 0.085
@@ -38,7 +52,7 @@ def draw_waits(waits: Waits, ax: Any = None) -> Any:
     from matplotlib.patches import Patch
 
     boxes = ranks_alike(waits)
-    names = ["\n".join([ranks_text(ranks, most=_MOST_NAMED), *_places_of(waits, ranks)]) for ranks in boxes]
+    names = ["\n".join([ranks_text(ranks, most=_MOST_NAMED), *_lines_of(waits, ranks)]) for ranks in boxes]
     kinds = [kind_of(waits, ranks[0]) for ranks in boxes]
     arrows = _arrows(waits, boxes)
     calls = sorted(set(arrows.values()))
@@ -91,10 +105,25 @@ def ranks_alike(waits: Waits) -> list[list[int]]:
     """Return the ranks, those together that are of one kind and wait in the same calls for the same ranks."""
     graph = waits.graph
     alike: dict[Any, list[int]] = {}
-    for rank in sorted(graph):
-        waited = frozenset((other, call.words) for _, other, call in graph.out_edges(rank, data="call"))
-        alike.setdefault((kind_of(waits, rank), waited), []).append(rank)
+    size = max((state.world_size for state in waits.states.values()), default=0)
+    for rank in sorted({*graph, *range(size)}):
+        waited = frozenset((other, call.words) for _, other, call in graph.out_edges([rank], data="call"))
+        kind = kind_of(waits, rank)
+        alike.setdefault((kind, waited, *_ending_of(waits, rank, kind)), []).append(rank)
     return list(alike.values())
+
+
+def _ending_of(waits: Waits, rank: int, kind: str) -> list[str]:
+    """Return how a rank has ended: its exception, or its call that failed, and where; nothing for others."""
+    if kind == "gone":
+        return [shorten(waits.gone[rank], _LONGEST_LINE, placeholder=" …")]
+    if kind not in ("raised", "failed"):
+        return []
+    state = waits.states[rank]
+    if state.raised is not None:
+        return [shorten(state.raised.error, _LONGEST_LINE, placeholder=" …"), *_place(state.place)]
+    call = failed_call(state)
+    return [] if call is None else [shorten(call.text, _LONGEST_LINE, placeholder=" …"), *_place(call.site)]
 
 
 def _arrows(waits: Waits, boxes: list[list[int]]) -> dict[tuple[int, int], str]:
@@ -107,13 +136,17 @@ def _arrows(waits: Waits, boxes: list[list[int]]) -> dict[tuple[int, int], str]:
     return arrows
 
 
-def _places_of(waits: Waits, ranks: list[int]) -> list[str]:
-    """Return where the awaited ranks of a box are in their own code, such as `at train.py:7`; nothing if unknown."""
-    if kind_of(waits, ranks[0]) not in ("absent", "computes"):
-        return []  # the legend has the calls of those that wait
-    found = {waits.states[rank].place for rank in ranks if rank in waits.states}
-    places = sorted({f"at {PurePath(place.rpartition(' in ')[0]).name}" for place in found if place is not None})
+def _lines_of(waits: Waits, ranks: list[int]) -> list[str]:
+    """Return how the ranks of a box have ended, or where they are in their own code, such as `at train.py:7`."""
+    kind = kind_of(waits, ranks[0])
+    if kind not in ("absent", "computes"):
+        return _ending_of(waits, ranks[0], kind)  # the legend has the calls of those that wait
+    places = sorted({line for rank in ranks if rank in waits.states for line in _place(waits.states[rank].place)})
     return places if len(places) < 2 else [f"{places[0]}, …"]
+
+
+def _place(place: str | None) -> list[str]:
+    return [] if place is None else [f"at {PurePath(place.rpartition(' in ')[0] or place).name}"]
 
 
 def _places(count: int) -> list[tuple[float, float]]:

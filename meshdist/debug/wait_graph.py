@@ -27,6 +27,7 @@ class Waits:
     states: Mapping[int, RankSnapshot]
     gone: Mapping[int, str]  # what became of ranks that are gone; those whose wait failed before also have a state
     cycle: tuple[int, ...] = ()  # ranks that each wait for the next, and the last for the first; empty without a cycle
+    deadlocked: frozenset[int] = frozenset()  # those, and all that wait for them and are waited for by them
     # The awaited ranks that wait for no rank: they are in their own code, or gone.
     absent: tuple[int, ...] = field(default=())
 
@@ -51,7 +52,10 @@ def who_waits(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None
     idle = sorted(rank for rank in graph if graph.in_degree(rank) and (rank in free or not graph.out_degree(rank)))
     # Ranks without a state may be waiting too: prefer those that are known to be absent.
     absent = tuple(rank for rank in idle if rank in states or rank in gone) or tuple(idle)
-    return Waits(graph, states, gone, _cycle(graph.subgraph(set(graph) - free)), absent)
+    waiting = graph.subgraph(set(graph) - free)
+    cycle = _cycle(waiting)
+    deadlocked = next((found for found in nx.strongly_connected_components(waiting) if {*cycle} & found), ())
+    return Waits(graph, states, gone, cycle, frozenset(deadlocked), absent)
 
 
 def awaited(
@@ -63,13 +67,20 @@ def awaited(
         return []
     others = [rank for rank in group.ranks if rank != state.rank]
     if call.is_message:
-        return others if call.peer is None else [group.ranks[call.peer]]
+        peers = others if call.peer is None else [group.ranks[call.peer]]
+        return [] if call.was_refused else [rank for rank in peers if not _has_refused(states.get(rank), call)]
     absent = []
     for rank in others:
         other = states.get(rank)
         if other is None or (rank in gone and not other.outlasts) or not _has_started(other, call):
             absent.append(rank)
     return absent
+
+
+def _has_refused(other: RankSnapshot | None, call: CallSeen) -> bool:
+    """Return whether the last call of a rank is the other side of a message, and failed for it."""
+    last = other.calls[-1] if other is not None and other.calls else None
+    return last is not None and last.was_refused and last.group == call.group and last.is_receipt != call.is_receipt
 
 
 def _waits(rank: int, graph: nx.DiGraph[int], states: Mapping[int, RankSnapshot]) -> bool:
@@ -148,10 +159,24 @@ def _key(call: CallSeen) -> tuple[str, int, str]:
 
 
 def kind_of(waits: Waits, rank: int) -> str:
+    """Return what a rank is doing, as one of the words that a drawing tells apart."""
+    state = waits.states.get(rank)
+    if state is not None and state.raised is not None:
+        return "raised"
     if rank in waits.gone:
         return "gone"
     if rank in waits.absent:
         return "absent"
-    if rank in waits.cycle:
+    if rank in waits.deadlocked:
         return "cycle"
-    return "waits" if waits.graph.out_degree(rank) else "computes"
+    if rank in waits.graph and waits.graph.out_degree(rank):
+        return "waits"
+    if state is None:
+        return "unknown"
+    return "failed" if failed_call(state) is not None else "computes"
+
+
+def failed_call(state: RankSnapshot) -> CallSeen | None:
+    """Return the last call of a rank if it has failed, and the rank has not gone on since."""
+    calls = state.open_calls
+    return None if not calls or any(call.is_open for call in calls) else calls[-1]

@@ -10,7 +10,7 @@ from sample_states import NOW_S, by_rank, data, record, waiting
 
 import meshdist as dist
 from meshdist.debug.__main__ import main
-from meshdist.debug.report import read_dumps, report_on
+from meshdist.debug.report import ends_on_record, read_dumps, report_on
 from meshdist.debug.states import parse_state
 from meshdist.debug.wait_drawing import draw_waits, ranks_alike
 from meshdist.debug.wait_graph import who_waits
@@ -42,6 +42,18 @@ def test_the_page_names_the_call_in_which_ranks_disagree(tmp_path, capsys):
     assert "call 2 on 'world':" in page
     assert "ranks 0, 2: all_reduce(float32[4], op=sum) at /home/me/train.py:20" in page
     assert "rank 1: all_reduce(float32[8], op=sum)" in page
+
+
+def test_a_terminal_gets_lines_that_fit(tmp_path, capsys, terminal):
+    ranks = [
+        data(0, [record("world", 2, 5.0, "all_reduce(float32[4], op=sum)")], WORLD, size=2),
+        data(1, [record("world", 2, 5.0, "all_reduce(float32[8], op=sum)")], WORLD, size=2),
+    ]
+    wide = page_of(tmp_path, capsys, *ranks)
+    terminal(60)
+    page = page_of(tmp_path, capsys, *ranks)
+    assert max(map(len, page.splitlines())) <= 60 < max(map(len, wide.splitlines()))
+    assert page.split() == wide.split()
 
 
 def test_the_page_names_where_ranks_call_their_groups_in_different_orders(tmp_path, capsys):
@@ -313,13 +325,78 @@ def test_the_legend_says_what_the_colours_mean():
     assert draw_waits(who_waits(by_rank(*cycle))).get_legend().get_texts()[0].get_text() == "deadlock"
 
 
+def failed(sequence, text, error, **more):
+    return record("world", sequence, 5.0, text, "failed", error=f"DistBackendError: {text}: {error}", **more)
+
+
+GAVE_UP = {"rank": 1, "exit": "gave-up", "how": "failed: recv"}
+ENDED = {"rank": 1, "exit": "ended", "how": "has ended without destroy_process_group()"}
+KINDS = {  # of ranks: their calls, what has ended them; the boxes and the words of the legend
+    "calls that disagree": (
+        {0: failed(1, "all_reduce(float64[1], op=sum)", "the ranks disagree"), 1: failed(1, "barrier()", "the same")},
+        ["rank 0\nall_reduce(float64[1], op=sum)\nat train.py:10", "rank 1\nbarrier()\nat train.py:10"],
+        ["call failed"],
+    ),
+    "a message of the wrong size": (
+        {
+            0: failed(1, "send(float64[9] to rank 1)", "rank 1 failed", root=1, peer=GAVE_UP),
+            1: failed(1, "recv(float64[4] from rank 0)", "rank 0 sent float64[9]", root=0),
+        },
+        ["rank 0\nsend(float64[9] to rank 1)\nat train.py:10", "rank 1\nrecv(float64[4] from rank 0)\nat train.py:10"],
+        ["call failed"],
+    ),
+    "a rank that has ended": (
+        {0: failed(1, "barrier()", "rank 1 has ended", peer=ENDED)},
+        ["rank 0", "rank 1\nhas ended without destroy_process_group()"],
+        ["gone", "waiting", "barrier(), call 1 on 'world', at train.py:10"],
+    ),
+    "a rank without a file": (
+        {0: record("world", 1, 5.0)},
+        ["rank 0\nat data.py:57", "rank 1"],
+        ["computing", "no record"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("calls", "boxes", "legend"), KINDS.values(), ids=KINDS)
+def test_a_picture_of_calls_that_have_failed(tmp_path, calls, boxes, legend):
+    pytest.importorskip("matplotlib").use("Agg")
+    write(tmp_path, *(data(rank, [call], {"world": [0, 1]}, size=2) for rank, call in calls.items()))
+    states = read_dumps(tmp_path)
+    drawn = draw_waits(who_waits(states, ends_on_record(states)))
+    assert [text.get_text() for text in drawn.texts if text.get_text()] == boxes
+    assert [text.get_text() for text in drawn.get_legend().get_texts()] == legend
+
+
+def test_a_rank_that_raised_is_told_from_one_that_is_late():
+    pytest.importorskip("matplotlib").use("Agg")
+    groups = {"world": [0, 1, 2]}
+    raised = {**data(1, [], groups, in_call=False, size=3), "raised": {"error": "KeyError: 'key'", "time_s": NOW_S}}
+    states = [data(0, [waiting("world", 1, 5.0)], groups, size=3), raised, data(2, [], groups, in_call=False, size=3)]
+    drawn = draw_waits(who_waits(by_rank(*(parse_state(state, "a test") for state in states))))
+    texts = {text.get_text() for text in drawn.texts if text.get_text()}
+    assert texts == {"rank 0", "rank 1\nKeyError: 'key'\nat data.py:57", "rank 2\nat data.py:57"}
+
+
+def test_all_that_wait_for_each_other_are_in_the_deadlock():
+    groups = {"world": [0, 1, 2, 3]}
+    from_any = waiting("world", 1, 5.0, "recv(float64[4] from any rank)", root=None)
+    from_0 = waiting("world", 1, 5.0, "recv(float64[4] from rank 0)", root=0)
+    states = by_rank(
+        parse_state(data(0, [from_any], groups), "a test"),
+        *(parse_state(data(rank, [from_0], groups), "a test") for rank in (1, 2, 3)),
+    )
+    assert ranks_alike(who_waits(states)) == [[0], [1, 2, 3]]
+    assert "rank 0 waits for any rank; rank 1 waits for rank 0; ranks 2, 3 wait with them" in report_on(states)
+
+
 def test_a_picture_has_no_more_room_than_its_boxes_need():
     pytest.importorskip("matplotlib").use("Agg")
     groups = {"world": [0, 1, 2]}
     states = [
-        data(0, [waiting("world", 2, 5.0)], groups),
-        data(1, [waiting("world", 1, 5.0, "recv(float64[4])", root=2)], groups),
-        data(2, [], groups, in_call=False),
+        data(0, [waiting("world", 2, 5.0)], groups, size=3),
+        data(1, [waiting("world", 1, 5.0, "recv(float64[4])", root=2)], groups, size=3),
+        data(2, [], groups, in_call=False, size=3),
     ]
     drawn = draw_waits(who_waits(by_rank(*(parse_state(state, "a test") for state in states))))
     drawn.figure.draw_without_rendering()
