@@ -1,11 +1,12 @@
 """What to write instead of a name that is not there: names of torch.distributed and of MPI, and misspelt ones.
 
-Loaded only when such a name is accessed. The reasons are those of docs/migration.md.
+Loaded only when such a name is accessed or imported. The reasons are those of docs/migration.md.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from inspect import Parameter, signature, unwrap
@@ -25,18 +26,57 @@ def no_attribute(
     `what` is the owner in messages, `prefix` that of its attributes in the table, such as "ProcessGroup.". `known` are
     the attributes that are meant to be used; all public ones if None. `otherwise` ends the message if no name is meant.
     """
-    text = f"{what} has no attribute {name!r}"
-    if prefix + name in REASONS:
-        text += f" (torch.distributed has one): {REASONS[prefix + name]}; see docs/migration.md"
-    elif not prefix and name in _PACKAGES:
-        text += f" before it is imported: write `import meshdist.{name}`"
-    elif prefix + name in _INSTEAD or name in _OF_NO_OWNER:
-        text += f": {_INSTEAD.get(prefix + name) or _OF_NO_OWNER[name]}"
-    else:
-        similar = spelt(name, [other for other in known or dir(owner) if not other.startswith("_")])
-        text += otherwise if similar is None else f"; did you mean {similar!r}?"
+    words = instead(owner, prefix, name, known)
     # Without `obj`, since Python would add a suggestion of its own.
-    return AttributeError(text, name=name)
+    return AttributeError(f"{what} has no attribute {name!r}{otherwise if words is None else words}", name=name)
+
+
+def no_attribute_of_class(
+    owner: Any, cls: type, name: str, known: Iterable[str] | None = None, *, otherwise: str = ""
+) -> AttributeError:
+    """Return the error for attribute `name`, which `owner` lacks: the class `cls` or an object of it.
+
+    The table has the names of a class under its own name or that of a base class.
+    """
+    prefixes = [f"{base.__name__}." for base in cls.__mro__]
+    listed = (prefix for prefix in prefixes if prefix + name in REASONS or prefix + name in _INSTEAD)
+    return no_attribute(owner, next(listed, prefixes[0]), cls.__name__, name, known, otherwise=otherwise)
+
+
+def instead(owner: Any, prefix: str, name: str, known: Iterable[str] | None = None) -> str | None:
+    """Return how an error about `name`, which `owner` lacks, ends: with what to write; None if no name is meant.
+
+    The arguments are those of `no_attribute`.
+    """
+    if prefix + name in REASONS:
+        return f" (torch.distributed has one): {REASONS[prefix + name]}; see docs/migration.md"
+    if not prefix and name in _PACKAGES:
+        return f" before it is imported: write `import meshdist.{name}`"
+    words = _INSTEAD.get(prefix + name) or _OF_NO_OWNER.get(name)
+    if words is not None:
+        return f": {words}"
+    public = [other for other in (dir(owner) if known is None else known) if not other.startswith("_")]
+    same = _same(name, public)
+    if same is None and (function := _begun(owner, name, public)) is not None:
+        return f": pass async_op=True to `{function}`"
+    if same is None and prefix and _is_function_of_package(name):
+        return f": write `meshdist.{name}`"
+    similar = same or spelt(name, public)
+    return None if similar is None else f"; did you mean {similar!r}?"
+
+
+def _begun(owner: Any, name: str, known: Collection[str]) -> str | None:
+    """Return the collective of `owner` that a nonblocking one of MPI, such as `Iallreduce`, begins; None if none is."""
+    function = _same(name[1:], known) if name[:1] in ("i", "I") else None
+    if function is None or not _is_function_of_package(function):
+        return None
+    return function if "async_op" in signature(getattr(owner, function)).parameters else None
+
+
+def _is_function_of_package(name: str) -> bool:
+    package = sys.modules["meshdist"]
+    value = getattr(package, name) if name in dir(package) else None
+    return callable(value) and not isinstance(value, type)
 
 
 def spelt(name: str, known: Collection[str], least: float = _CLOSE) -> str | None:
@@ -48,15 +88,21 @@ def spelt(name: str, known: Collection[str], least: float = _CLOSE) -> str | Non
         >>> spelt("Allreduce", ["all_reduce", "reduce"]), spelt("Bcast", ["broadcast"]), spelt("zip", ["zeros"])
         ('all_reduce', 'broadcast', None)
     """
-    plain = {_plain(other): other for other in known}
-    meant = _plain(name)
-    if meant in plain:
-        return plain[meant]
-    for other in _OF_MPI.get(meant, "").split():
-        if other in known:
-            return other
-    close = get_close_matches(meant, list(plain), n=1, cutoff=least)
-    return plain[close[0]] if close else None
+    plain = _by_plain(name, known)
+    close = get_close_matches(_plain(name), list(plain), n=1, cutoff=least)
+    return _same(name, known) or (plain[close[0]] if close else None)
+
+
+def _same(name: str, known: Collection[str]) -> str | None:
+    """Return the one of the `known` names that differs from `name` by case and underscores, or by MPI's spelling."""
+    plain = _by_plain(name, known).get(_plain(name))
+    return plain or next((other for other in _OF_MPI.get(_plain(name), "").split() if other in known), None)
+
+
+def _by_plain(name: str, known: Collection[str]) -> dict[str, str]:
+    # Of two that are alike, such as ReduceOp and reduce_op, the one that begins as `name` does.
+    alike_last = sorted(known, key=lambda other: other[:1].isupper() == name[:1].isupper())
+    return {_plain(other): other for other in alike_last}
 
 
 def option_meant(word: str, known: Collection[str]) -> str | None:
@@ -91,6 +137,11 @@ _INSTEAD = {
     "PROD": "write `ReduceOp.PRODUCT`",
     "get_local_rank": "`get_node_local_rank()` is the rank on this host, `mesh.get_local_rank()` that along an axis",
     "Mesh": "`init_device_mesh` creates a DeviceMesh",
+    # Where scripts for old versions say torch.distributed, and a replaced "torch" leaves a path that never was.
+    **dict.fromkeys(
+        ("distributed", "distributed_deprecated"),
+        "`import meshdist as dist` is `import torch.distributed as dist`; see docs/migration.md",
+    ),
     "make_mesh": '`init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))` creates a mesh',
     "halo_exchange": "it is a method of meshes: write `mesh.halo_exchange(block, width)`",
     "shift": 'it is a method of meshes: write `mesh["x"].shift(x)`',
@@ -126,6 +177,10 @@ _INSTEAD = {
     ),
     **dict.fromkeys(("Work.Testall", "Work.testall"), "write `all(work.is_completed() for work in works)`"),
     **{f"tensor.{name}": f"write `from meshdist import {name}`" for name in ("DeviceMesh", "init_device_mesh")},
+    "tensor.parallel": "`meshdist.parallel` has `column_parallel` and `row_parallel`, functions of local shards; see"
+    " docs/tensor-parallel.md",
+    "tensor.placement_types": "import its names from `meshdist.tensor`",
+    "tensor.experimental": "`meshdist.tensor` has `local_map` and `implicit_redistribution`",
     "tensor.distribute_module": "there are no modules; `distribute_tensor` places one parameter",
     **{
         f"tensor.{name}": "write `distribute_tensor(array, mesh, placements)`, with src_data_rank=None if all ranks"
@@ -137,10 +192,14 @@ _INSTEAD = {
     "tensor.randn": "write `random(seed).standard_normal(shape, mesh=mesh, placements=placements)`",
     "DeviceMesh.rank": "`get_local_rank()` is the rank along the axis, `get_rank()` that in the world",
 }
+NO_LOCATIONS = (
+    "the location of the maximum or minimum is not supported: gather the values, and take np.argmax or np.argmin of"
+    " them"
+)
 # Names of other libraries for which there is none.
 _OF_NO_OWNER = {
     **dict.fromkeys(("ANY_SOURCE", "any_source", "recv_any", "recv_anysource"), "write `recv(x)`, without `src`"),
-    "ANY_TAG": "`probe(src, tag=None)` tells the tag of a message; then receive that one",
+    "ANY_TAG": "`probe(src, tag=None)` returns the tag of a message; then receive that one",
     "Comm_split": '`new_subgroups_by_enumeration(lists)` creates groups, and each axis of a mesh has some: `mesh["x"]`',
     "Comm_split_type": "`new_subgroups()` creates a group of the ranks of each host",
     **dict.fromkeys(
@@ -152,8 +211,11 @@ _OF_NO_OWNER = {
     "File": '`meshdist.checkpoint` saves and loads arrays; `np.load(path, mmap_mode="r")` reads a part of a file',
     "MPI": "see docs/from-mpi4py.md",
     "Cart_shift": "`mesh.shift(x)` sends to the next rank and receives from the one before",
-    "PROC_NULL": "`mesh.shift` has open ends; elsewhere, leave the call out",
+    **dict.fromkeys(("MAXLOC", "MINLOC", "maxloc", "minloc", "argmax", "argmin"), NO_LOCATIONS),
+    **dict.fromkeys(("Cart_sub", "Sub"), 'write `mesh["x"]` for an axis of a mesh, `mesh["x", "y"]` for several'),
+    "PROC_NULL": "use `mesh.shift(x, periodic=False)`; elsewhere, skip the call",
     "Request": "`isend` and `irecv` return a Work; see its `wait` and `is_completed`",
+    **dict.fromkeys(("Isendrecv", "isendrecv"), "call `isend` and `irecv`, then `wait` of both"),
     **dict.fromkeys(("Sendrecv_replace", "sendrecv_replace"), "write `sendrecv(x.copy(), x, dst, src)`"),
     **{
         name: f"write `{same}`; for blocks of unequal lengths see `all_to_all_single` in docs/from-mpi4py.md"
@@ -193,7 +255,7 @@ _OF_MPI = {
     "alltoallv": "all_to_all_single",
     "alltoallw": "all_to_all",
     "bcast": "broadcast",
-    "bsend": "isend",
+    **dict.fromkeys(("bsend", "ibsend", "irsend", "issend"), "isend"),
     "cartcreate": "init_device_mesh",
     "cartshift": "shift",
     "commcreate": "new_group",
@@ -207,20 +269,16 @@ _OF_MPI = {
     "gatherv": "gather",
     "getcoords": "get_coordinate",
     "getrank": "rank get_rank",
-    "getsize": "get_world_size size",
-    "iallreduce": "all_reduce",
-    "ibarrier": "barrier",
-    "ibcast": "broadcast",
+    **dict.fromkeys(("getsize", "getworldsize", "worldsize"), "get_world_size size"),
+    "improbe": "iprobe",  # codespell:ignore improbe
     "init": "init_process_group",
     "initmesh": "init_device_mesh",
-    "isendrecv": "sendrecv",
     "mprobe": "probe",
     **dict.fromkeys(("receive", "recieve"), "recv"),  # codespell:ignore recieve
     "reducescatterblock": "reduce_scatter_tensor",
     "scatterv": "scatter",
     "split": "split_group split",
-    "ssend": "send",
-    "worldsize": "get_world_size",
+    **dict.fromkeys(("rsend", "ssend"), "send"),
 }
 
 
@@ -292,7 +350,7 @@ _NO_KEYWORDS = (
 
 def explain_call(function: Callable[..., Any], error: TypeError) -> None:
     """Add to an error which argument was meant, if `function` was called with one that it does not have."""
-    words = str(error)
+    words = str(error).partition(". Did you mean")[0]  # of Python 3.13, which knows no other libraries
     unknown, many, missing = (pattern.match(words) for pattern in (_UNKNOWN_KEYWORD, _TOO_MANY, _MISSING))
     found, function = unknown or many or missing, unwrap(function)
     if found is None or found[1].rpartition(".")[2] != function.__name__:
@@ -354,22 +412,22 @@ _NO_COMMANDS = {
 }
 
 
-def reason_for_module(name: str) -> str | None:
-    """Return why there is no module `meshdist.<name>`, None if torch.distributed has none of that name either."""
-    return _MODULES.get(name) or REASONS.get(name)
-
-
-# Where scripts for old versions say torch.distributed, and a replaced "torch" leaves a path that never was.
-_MODULES = dict.fromkeys(
-    ("distributed", "distributed_deprecated"), "`import meshdist as dist` is `import torch.distributed as dist`"
-)
-
 REASONS = {
+    "Backend.backend_list": 'use `is_backend_available(name)`; the error of `Backend("?")` lists all names',
+    "Backend.backend_capability": 'the error of `Backend("cpu:nccl")` lists the backends for CPU arrays',
+    "Backend.backend_type_map": "backends are identified by name, not by an enum",
+    "Backend.default_device_backend_map": "use `get_default_backend_for_device`",
     "BackendConfig": "`get_backend_config` returns the configuration as a string",
     "ProcessGroupGloo": "create groups with `new_group`",
     "GroupName": "group names are strings",
     "RankType": "ranks are integers",
+    "Store.barrier": "use `add` and `wait`, or `dist.barrier`",
+    "Store.clone": "several threads may share a store; after a fork, open another one",
+    "Store.queue_push": "use numbered keys",
+    "Store.queue_pop": "use numbered keys",
+    "Store.queue_len": "use numbered keys",
     "QueueEmptyError": "stores have no queues",
+    "TCPStore.libuvBackend": "there is only one kind of server",
     "ProcessGroup.recv_anysource": "use `recv` without `src`",
     "ProcessGroup.allreduce": "use `all_reduce`",
     "ProcessGroup.allreduce_coalesced": "use `all_reduce_coalesced`",
@@ -390,27 +448,25 @@ REASONS = {
     "ProcessGroup.boxed": "it is part of TorchScript",
     "ProcessGroup.unbox": "it is part of TorchScript",
     "ProcessGroup.BackendType": "backends are identified by name; use `get_backend(group)`",
-    "ProcessGroup.CUSTOM": "use the names in `Backend`",
-    "ProcessGroup.GLOO": "use the names in `Backend`",
-    "ProcessGroup.MPI": "use the names in `Backend`",
-    "ProcessGroup.NCCL": "use the names in `Backend`",
-    "ProcessGroup.UCC": "use the names in `Backend`",
-    "ProcessGroup.UNDEFINED": "use the names in `Backend`",
-    "ProcessGroup.XCCL": "use the names in `Backend`",
+    **{
+        f"ProcessGroup.{name}": "use the names in `Backend`"
+        for name in ("CUSTOM", "GLOO", "MPI", "NCCL", "UCC", "UNDEFINED", "XCCL")
+    },
     "Work.synchronize": "use `wait()`",
     "Work.block_current_stream": "there are no streams on the CPU",
+    "ReduceOp.RedOpType": "the members are `ReduceOp` objects themselves",
+    "ReduceOp.op": "`value` is the lower-case name",
+    "ReduceOp.factor": "the members have none; `premul_sum(factor)` has the attribute `factor`",
     "Work.get_future_result": "use `get_future()`; its `wait` raises the exception of the call",
     "Work.boxed": "it is part of TorchScript",
     "Work.unbox": "it is part of TorchScript",
-    "AllToAllOptions": "`ProcessGroup` methods take plain arguments",
-    "AllreduceCoalescedOptions": "`ProcessGroup` methods take plain arguments",
-    "AllreduceOptions": "`ProcessGroup` methods take plain arguments",
-    "BarrierOptions": "`ProcessGroup` methods take plain arguments",
-    "BroadcastOptions": "`ProcessGroup` methods take plain arguments",
-    "GatherOptions": "`ProcessGroup` methods take plain arguments",
-    "ReduceOptions": "`ProcessGroup` methods take plain arguments",
-    "ReduceScatterOptions": "`ProcessGroup` methods take plain arguments",
-    "ScatterOptions": "`ProcessGroup` methods take plain arguments",
+    **{
+        f"{name}Options": "`ProcessGroup` methods take plain arguments"
+        for name in (
+            *("AllToAll", "AllreduceCoalesced", "Allreduce", "Barrier", "Broadcast", "Gather", "Reduce"),
+            *("ReduceScatter", "Scatter"),
+        )
+    },
     "log": 'use `logging.getLogger("meshdist")`',
     "record_comm": "it is part of torch's profiler; use `meshdist.profile()`",
     "Logger": "it is part of DistributedDataParallel; use `GradientReducer.statistics` of `meshdist.parallel`",

@@ -6,11 +6,12 @@ import contextvars
 import warnings
 from collections.abc import Callable
 from enum import Enum, EnumMeta
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from meshdist import core
+from meshdist.system.name_hints import missing_attribute
 
 __all__ = [
     "Op",
@@ -97,12 +98,11 @@ class _NamingMembers(EnumMeta):
         if name in members:  # Python 3.10 finds the members here
             return members[name]
         if name.startswith("_"):
-            raise AttributeError(name)
+            raise missing_attribute(cls, name)
         meant = _meant(name)
-        hint = (
-            _OF_PLACES if _is_of_places(name) else "" if meant is None else f"; did you mean ReduceOp.{meant.upper()}?"
-        )
-        raise AttributeError(f"ReduceOp has no {name}; it has {', '.join(members)} and PREMUL_SUM{hint}")
+        hint = "" if meant is None else f"; did you mean ReduceOp.{meant.upper()}?"
+        choices = f"; it has {', '.join(members)} and PREMUL_SUM{hint}"
+        raise missing_attribute(cls, name, known=(), otherwise=choices)
 
 
 @core.compare_by_identity
@@ -135,6 +135,11 @@ class ReduceOp(Enum, metaclass=_NamingMembers):
     AVG = "avg"
 
     PREMUL_SUM = staticmethod(premul_sum)
+
+    if not TYPE_CHECKING:  # for type checkers, a name that is not there is an error
+
+        def __getattr__(self, name: str) -> object:
+            raise missing_attribute(self, name)
 
     @classmethod
     def _missing_(cls, value: object) -> ReduceOp:
@@ -194,7 +199,6 @@ class _DeprecatedReduceOp:
 reduce_op = _DeprecatedReduceOp()
 
 
-_OF_PLACES = "; the place of an extreme is not supported: gather the values, and take np.argmax or np.argmin of them"
 # Functions of NumPy and Python that reduce as an op does.
 _LIKE = {
     **dict.fromkeys(("add", "sum", "fsum"), "SUM"),
@@ -224,6 +228,8 @@ def as_reduce_op(op: Op | Callable[[Any], PremulSum]) -> ReduceOp:
         hint = "" if meant is None else f" {op.__name__!r}; did you mean ReduceOp.{meant}?"
         if hasattr(op, "collective_group"):  # a group or a mesh
             hint = "; did you mean group=?"
+        elif hasattr(op, "dtype"):
+            hint = "; reductions are in place, and those of meshdist.functional return a new array"
         raise TypeError(f"op must be a ReduceOp or its name, got {type(op).__name__}{hint}")
     try:
         return ReduceOp(op.lower()) if isinstance(op, str) else op
@@ -235,14 +241,16 @@ def _unknown(op: object) -> str:
     known = ", ".join(member.value for member in ReduceOp)
     meant = _meant(op) if isinstance(op, str) else None
     hint = "" if meant is None else f"; did you mean {meant!r}?"
-    if isinstance(op, str) and _is_of_places(op):
-        hint = _OF_PLACES
+    if isinstance(op, str) and _is_of_locations(op):
+        from meshdist._torch_names import NO_LOCATIONS  # which an error alone needs
+
+        hint = f"; {NO_LOCATIONS}"
     elif isinstance(op, str) and meant is None and op.isidentifier():
         hint = f"; if it is an axis of a mesh, pass group=mesh[{op!r}]"
     return f"unknown op {op!r}; choose from {known}{hint}"
 
 
-def _is_of_places(name: str) -> bool:
+def _is_of_locations(name: str) -> bool:
     return name.strip().lower() in ("maxloc", "minloc", "argmax", "argmin")
 
 

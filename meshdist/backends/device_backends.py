@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshdist.backends.registry import DEVICE_TYPES, UNDEFINED, check_usable, entry_of, known_names, register_backend
+from meshdist.system.name_hints import missing_attribute
 
 _DEFAULTS = {"cpu": "gloo", "cuda": "nccl"}
 _FORM = "write a name, such as 'gloo', or pairs of device type and name, such as 'cpu:gloo,cuda:nccl'"
@@ -208,7 +209,7 @@ class _Names(type):
         try:
             entry_of(name)
         except ValueError as error:
-            raise AttributeError(f"Backend.{name}: {error}") from None
+            raise missing_attribute(cls, name, known=(), otherwise=f": {error}") from None
         if name != name.upper():
             raise AttributeError(f"Backend has the names in upper case: Backend.{name.upper()}")
         return name.lower()

@@ -35,7 +35,7 @@ from meshdist.runtime.waiting import Waitable
 from meshdist.runtime.work import PlannedWork, Work, in_progress_thread
 from meshdist.store.exchange import brief
 from meshdist.system.deadline import Deadline
-from meshdist.system.name_hints import naming_methods
+from meshdist.system.name_hints import NamesExplained, missing_attribute, naming_methods
 
 # How long a rank may take to say in the store that it gives up, since a peer has ended or cannot be reached.
 _LAST_WORDS_S = 1.5
@@ -50,7 +50,7 @@ DESTROYED = "has been destroyed"  # what became of a closed group, unless it was
 
 
 @naming_methods
-class ProcessGroup(CollectiveMethods, Membership):
+class ProcessGroup(CollectiveMethods, Membership, metaclass=NamesExplained):
     """The ranks that a call runs over; created by `new_group`, by a mesh, or by `init_process_group` for the world.
 
     Creating a group is cheap: its backend is created at the first call. Every collective is a method, whose `src` and
@@ -123,11 +123,7 @@ class ProcessGroup(CollectiveMethods, Membership):
     if not TYPE_CHECKING:  # for type checkers, a name that is not there is an error
 
         def __getattr__(self, name: str) -> object:
-            if name.startswith("_"):
-                raise AttributeError(f"ProcessGroup has no attribute {name!r}")
-            from meshdist._torch_names import no_attribute
-
-            raise no_attribute(self, "ProcessGroup.", "ProcessGroup", name)
+            raise missing_attribute(self, name)
 
     def __enter__(self) -> ProcessGroup:
         """Return this group, which is destroyed when the block ends."""

@@ -16,6 +16,7 @@ from meshdist import core
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.runtime.handover import hand_over, keep
 from meshdist.system.deadline import Timeout, seconds
+from meshdist.system.name_hints import NamesExplained, missing_attribute
 
 _log = logging.getLogger("meshdist")
 
@@ -52,7 +53,7 @@ class Observer(Protocol):
     def done(self) -> None: ...
 
 
-class _Handles(type):
+class _Handles(NamesExplained):
     """The type of handles: `dir` and `help` show what Work and Future define, also of what is derived from them.
 
     What Completion and the core define is for this package.
@@ -320,11 +321,9 @@ class Work(Completion):
     if not TYPE_CHECKING:  # for type checkers, a name that is not there is an error
 
         def __getattr__(self, name: str) -> object:
-            if name.startswith("_"):
+            if name.startswith("_"):  # every async call asks for one
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name)
-            from meshdist._torch_names import no_attribute
-
-            raise no_attribute(self, "Work.", "Work", name, vars(Work))
+            raise missing_attribute(self, name, Work)
 
     def __repr__(self) -> str:
         state = "in progress" if not self._is_done else "done" if self._error is None else f"failed: {self._error}"

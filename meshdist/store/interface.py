@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from meshdist.errors import DistStoreError
 from meshdist.system.deadline import Deadline, Timeout, seconds
+from meshdist.system.name_hints import NamesExplained, missing_attribute
 from meshdist.system.plurals import counted
 
 Value = str | bytes | bytearray | memoryview
@@ -24,7 +25,11 @@ _NO_VALUE = b"\0no value"
 _S = TypeVar("_S", bound="Store")
 
 
-class Store(ABC):
+class _Stores(NamesExplained, ABCMeta):
+    """The type of stores: a class with abstract methods, whose missing names are explained."""
+
+
+class Store(metaclass=_Stores):
     """Keys and values that the ranks of a job share.
 
     A subclass must define `set`, `get`, `add` and `check`; `wait`, `multi_get` and `multi_set` use these.
@@ -39,6 +44,11 @@ class Store(ABC):
     """
 
     _timeout_s = DEFAULT_STORE_TIMEOUT_S
+
+    if not TYPE_CHECKING:  # for type checkers, a name that is not there is an error
+
+        def __getattr__(self, name: str) -> object:
+            raise missing_attribute(self, name)
 
     @abstractmethod
     def set(self, key: str, value: Value) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from numbers import Integral
 from types import FrameType, FunctionType, ModuleType
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -20,36 +20,73 @@ R = TypeVar("R")
 
 _PACKAGE = "meshdist"
 _FEW_RANKS = 8
-# The parameters before the peer of a message.
-_SENT = ("tensor", "object_list")
+# The parameters before the peer of a message, and before the first of two.
+_SENT = ("tensor", "object_list", "recv")
 
 
 class MissingModules:
-    """A finder that comes last on `sys.meta_path`: it finds nothing, and raises for names of torch.distributed."""
+    """A finder that comes last on `sys.meta_path`: it finds nothing, and raises where it knows what is meant.
+
+    Python asks it for `import meshdist.rpc`, and for `from meshdist import rpc` once the package has no such attribute:
+    an AttributeError of the package would be replaced by Python's own error.
+    """
 
     @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
-        package, _, rest = name.partition(".")
-        if package != _PACKAGE:
+    def find_spec(fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
+        package, _, name = fullname.rpartition(".")
+        if package.partition(".")[0] != _PACKAGE or name.startswith("_"):
             return
-        from meshdist._torch_names import no_command, reason_for_module
+        from meshdist._torch_names import instead, no_command
 
-        part = rest.partition(".")[0]
-        reason = reason_for_module(part)
-        if reason is not None:
-            # Without `name=`: `from meshdist import rpc` would drop an error that has it.
-            raise ModuleNotFoundError(
-                f"{_PACKAGE} has no module {part!r} (torch has one): {reason}; see docs/migration.md"
-            )
-        meant = no_command(part) if part == rest else None
-        if meant is not None:
-            raise ModuleNotFoundError(f"{_PACKAGE} has no module {part!r}: {meant}")
+        owner, prefix = sys.modules[package], f"{package}."[len(_PACKAGE) + 1 :]
+        words = None if name in dir(owner) else instead(owner, prefix, name)
+        command = no_command(name) if package == _PACKAGE else None
+        # Without `name=` in the errors: `from meshdist import rpc` would drop one that has it.
+        if command is not None and (words is None or sys.argv[:1] == ["-m"]):  # so while `python -m` finds the module
+            raise ModuleNotFoundError(f"{_PACKAGE} has no module {name!r}: {command}")
+        if words is not None:
+            raise ModuleNotFoundError(f"cannot import name {name!r} from {package!r}{words}")
 
 
 def explain_missing_modules() -> None:
     """Have the import of such a module explained, in this process."""
     if MissingModules not in sys.meta_path:
         sys.meta_path.append(MissingModules)
+
+
+class NamesExplained(type):
+    """Has errors say what to write instead of an attribute that a class lacks; a metaclass."""
+
+    if not TYPE_CHECKING:  # for type checkers, a name that is not there is an error
+
+        def __getattr__(cls, name: str) -> object:
+            raise missing_attribute(cls, name)
+
+
+def missing_attribute(
+    owner: object, name: str, cls: type | None = None, known: Sequence[str] | None = None, *, otherwise: str = ""
+) -> AttributeError:
+    """Return the error for an attribute that a class, or an object of one, lacks; it says what to write instead.
+
+    Args:
+        owner: The class or the object, in whose `__getattr__` this is.
+        name: The attribute.
+        cls: The class whose name the error has; that of `owner` if None.
+        known: The attributes that are meant to be used; all public ones if None.
+        otherwise: The end of the error if no other name is meant.
+
+    Raises:
+        AttributeError: `owner` has the attribute, a property, which raises this error.
+    """
+    if cls is None:
+        cls = owner if isinstance(owner, type) else type(owner)
+    if name.startswith("_"):
+        return AttributeError(f"{cls.__name__} has no attribute {name!r}", name=name)
+    if any(name in vars(base) for base in type(owner).__mro__) and not isinstance(owner, type):
+        object.__getattribute__(owner, name)
+    from meshdist._torch_names import no_attribute_of_class
+
+    return no_attribute_of_class(owner, cls, name, known, otherwise=otherwise)
 
 
 def not_a_group(group: object) -> TypeError:

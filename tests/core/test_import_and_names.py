@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import types
@@ -162,8 +163,9 @@ def test_names_that_are_not_there_are_looked_up_only_when_asked_for():
         meshdist.abcdef  # noqa: B018
     # Without the object Python adds no suggestion of its own.
     assert (caught.value.name, caught.value.obj) == ("abcdef", None)
-    with pytest.raises(ImportError, match="cannot import name 'all_reduse'"):
-        exec("from meshdist import all_reduse")
+    assert getattr(meshdist, "all_reduse", None) is None
+    with pytest.raises(ImportError, match="cannot import name 'abcdef' from 'meshdist' .*__init__.py"):
+        exec("from meshdist import abcdef")
     exec("from meshdist import launch")
     assert pickle.loads(pickle.dumps(meshdist.ReduceOp.SUM)) is meshdist.ReduceOp.SUM
     (group,) = meshdist.run(lambda: meshdist.group.WORLD, 1)
@@ -183,11 +185,73 @@ def test_names_that_are_not_there_are_looked_up_only_when_asked_for():
         ("recieve", "recv"),  # codespell:ignore recieve
         ("receive", "recv"),
         ("init_mesh", "init_device_mesh"),
+        ("ReduceOps", "ReduceOp"),
+        ("Issend", "isend"),
     ],
 )
 def test_the_right_spelling_is_named(name, meant):
     with pytest.raises(AttributeError, match=f"has no attribute '{name}'; did you mean '{meant}'[?]$"):
         getattr(meshdist, name)
+    with pytest.raises(ImportError, match=f"^cannot import name '{name}' from 'meshdist'; did you mean '{meant}'[?]$"):
+        exec(f"from meshdist import {name}")
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("from meshdist import DistributedDataParallel", ": `meshdist.parallel.GradientReducer` averages gradients"),
+        ("import meshdist.MPI", ": see docs/from-mpi4py.md"),
+        ("from meshdist.MPI import COMM_WORLD", ": see docs/from-mpi4py.md"),
+        ("from meshdist import GradientReducer", ": write `from meshdist.parallel import GradientReducer`"),
+        ("from meshdist import Iallreduce", ": pass async_op=True to `all_reduce`"),
+        ("from meshdist.store import HashStor", "; did you mean 'HashStore'?"),
+        ("from meshdist.tensor import asarray", ": write `distribute_tensor(array, mesh, placements)`"),
+    ],
+)
+def test_what_to_import_instead_is_named(statement, words):
+    with pytest.raises(ModuleNotFoundError, match=rf"^cannot import name '\w+' from '[\w.]+'{re.escape(words)}"):
+        exec(statement)
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("ireduce", "reduce"),
+        ("Iallreduce", "all_reduce"),
+        ("Ibcast", "broadcast"),
+        ("Ialltoallv", "all_to_all_single"),
+        ("ibarrier", "barrier"),
+    ],
+)
+def test_nonblocking_calls_of_mpi_are_async_calls(name, function):
+    with meshdist.dry_run(4):
+        for owner in (meshdist, meshdist.init_device_mesh("cpu", (4,)), meshdist.new_group()):
+            with pytest.raises(AttributeError, match=f"has no attribute '{name}': pass async_op=True to `{function}`$"):
+                getattr(owner, name)
+
+
+def test_asking_for_any_name_raises_nothing_else():
+    import meshdist.tensor
+
+    with meshdist.dry_run(4):
+        mesh, group = meshdist.init_device_mesh("cpu", (4,)), meshdist.new_group()
+        owners = [meshdist, meshdist.tensor, meshdist.functional, mesh, group, meshdist.HashStore()]
+        owners += [meshdist.ProcessGroup, meshdist.Store, meshdist.Work, meshdist.ReduceOp, meshdist.ReduceOp.SUM]
+        for owner in [*owners, meshdist.Backend]:
+            public = [name for name in dir(owner) if not name.startswith("_")]
+            assert public
+            unknown = [f"i{name}" for name in public if f"i{name}" not in public] + [f"{name}x_y" for name in public]
+            assert [name for name in unknown if hasattr(owner, name)] == []
+
+
+def test_an_error_of_a_property_is_not_replaced():
+    class Broken(meshdist.HashStore):
+        @property
+        def part(self):
+            return self.nothing_of_this_name
+
+    with pytest.raises(AttributeError, match="^Broken has no attribute 'nothing_of_this_name'$"):
+        _ = Broken().part
 
 
 @pytest.mark.parametrize(
@@ -199,6 +263,8 @@ def test_the_right_spelling_is_named(name, meant):
         ("value_and_grad", "write `from meshdist.autograd import value_and_grad`"),
         ("ANY_SOURCE", "write `recv(x)`, without `src`"),
         ("DistributedDataParallel", "`meshdist.parallel.GradientReducer` averages gradients"),
+        ("PROC_NULL", "use `mesh.shift(x, periodic=False)`; elsewhere, skip the call"),
+        ("MAXLOC", "the location of the maximum or minimum is not supported: gather the values"),
         ("shift", 'it is a method of meshes: write `mesh["x"].shift(x)`'),
         ("halo_exchange", "it is a method of meshes: write `mesh.halo_exchange(block, width)`"),
     ],
@@ -249,6 +315,18 @@ def test_the_right_spelling_is_named_for_groups_and_meshes():
             (mesh, "names", "write `mesh_dim_names`"),
             (mesh, "group", "`get_group(axis)` is the group of an axis"),
             (mesh, "ranks", "the attribute `mesh` is the array of the global ranks"),
+            (mesh, "Sub", """'Sub': write `mesh["x"]` for an axis of a mesh"""),
+            (mesh, "batch_isend_irecv", "'batch_isend_irecv': write `meshdist.batch_isend_irecv`"),
+            (group, "wait_any", "'wait_any': write `meshdist.wait_any`"),
+            (group, "world_size", "did you mean 'size'"),
+            (group, "isendrecv", "call `isend` and `irecv`"),
+            (
+                meshdist.ProcessGroup,
+                "all_reduc",
+                "ProcessGroup has no attribute 'all_reduc'; did you mean 'all_reduce'",
+            ),
+            (meshdist.Work, "done", "Work has no attribute 'done': write `is_completed()`"),
+            (meshdist.HashStore(), "sett", "HashStore has no attribute 'sett'; did you mean 'set'"),
         ):
             with pytest.raises(AttributeError) as caught:
                 getattr(owner, name)

@@ -101,6 +101,8 @@ def test_only_the_mean_divides():
     ("name", "meant"), [("PROD", "PRODUCT"), ("MEAN", "AVG"), ("LAND", "BAND"), ("MAXIMUM", "MAX"), ("sum", "SUM")]
 )
 def test_a_member_with_another_name_is_pointed_out(name, meant):
-    with pytest.raises(AttributeError, match=rf"^ReduceOp has no {name}; .*; did you mean ReduceOp\.{meant}\?$"):
+    with pytest.raises(
+        AttributeError, match=rf"^ReduceOp has no attribute '{name}'; .*; did you mean ReduceOp\.{meant}\?$"
+    ):
         getattr(ReduceOp, name)
     assert not hasattr(ReduceOp, "NOTHING_LIKE_IT")
