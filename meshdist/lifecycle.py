@@ -292,6 +292,8 @@ def enter_world(
 def destroy_process_group(group: CollectiveMethods | None = None) -> None:
     """Leave the world, or close one group.
 
+    Calls in progress are completed first: sends and collectives for at most the group's timeout, receives for 5 s.
+
     Args:
         group: The group to close; None or the world's group closes all groups and ends the world, after which
             `init_process_group` may be called again.

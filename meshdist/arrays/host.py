@@ -101,6 +101,7 @@ def _hint(is_read: bool, is_written: bool) -> Callable[..., str]:
     return hint_of_input if not is_written else hint_of_both if is_read else hint_of_output
 
 
+_SHORT = 60  # characters
 # How the dtypes of pickles begin, as the names of dtypes travel.
 OBJECTS_PREFIX = "objects"
 
@@ -229,6 +230,18 @@ def split_rows(array: Array, num_blocks: int) -> list[Array]:
 def describe_array(array: Array) -> str:
     """Return dtype and shape as messages show them: `float32[4, 3]`."""
     return f"{element_dtype(array.dtype)}[{', '.join(map(str, array.shape))}]"
+
+
+def describe_value(value: Any) -> str:
+    """Return what was passed in place of a number, in one line: an array by its dtype and shape unless it is short."""
+    from textwrap import shorten  # an error alone needs it
+
+    text = repr(value)
+    if len(text) <= _SHORT and "\n" not in text:
+        return text
+    if hasattr(value, "dtype"):
+        return f"the array {describe_array(value)}"
+    return shorten(text, _SHORT, placeholder=" ...")
 
 
 def as_bytes(array: Array) -> Array:

@@ -138,7 +138,7 @@ def _advice_for_blocks(value: Any) -> str:
     """Return what to pass instead of a DTensor, which is known by its method: this module is below its layer."""
     if not hasattr(value, "to_local"):
         return ""
-    return "pass x.to_local(), this rank's block, or x.full(), the whole array; {name} must be an array, got {kind}"
+    return "{name} must be an array, got {kind}; pass x.to_local(), this rank's block, or x.full(), the whole array"
 
 
 def _tried(share: Any, value: Any, name: str, way: str, advice: str = "") -> Array:

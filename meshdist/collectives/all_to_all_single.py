@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from meshdist.arrays.host import describe_value
 from meshdist.collectives.algorithms.pairwise import pairwise_all_to_all
 from meshdist.collectives.checks import check_one_dtype, one, refuse
 from meshdist.collectives.dataflow import ALL_TO_ALL_SINGLE
@@ -42,8 +43,8 @@ def _check_splits(call: Call, rows: tuple[int, ...], name: str, shape: tuple[int
     if len(rows) != call.size or min(rows) < 0 or sum(rows) != shape[0]:
         refuse(
             call,
-            f"{name}_split_sizes must be {counted(call.size, 'size')}, none negative, that sum to dim 0 of {name},"
-            f" {shape[0]}, got {list(rows)}",
+            f"{name}_split_sizes must be {counted(call.size, 'size')} of at least 0 whose sum is dim 0 of {name},"
+            f" {shape[0]}; got {list(rows)}",
         )
 
 
@@ -70,7 +71,7 @@ def _as_rows(name: str, sizes: Sequence[int] | None) -> tuple[int, ...] | None:
     try:
         return tuple(map(index, sizes)) or None if sizes is not None else None
     except TypeError:
-        raise TypeError(f"{name}_split_sizes must be a list of integers, got {sizes!r}") from None
+        raise TypeError(f"{name}_split_sizes must be a list of integers, got {describe_value(sizes)}") from None
 
 
 @collective(

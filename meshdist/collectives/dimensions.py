@@ -6,6 +6,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from meshdist.arrays.device_types import new_empty, taken
+from meshdist.arrays.host import describe_value
 from meshdist.system.plurals import counted
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def dimension(members: Group, of: str, array: Any, axis: int | None, dim: int | 
     try:
         place: int = index(value)
     except TypeError:
-        raise TypeError(f"{prefix}: {name} must be an integer, got {value!r}") from None
+        raise TypeError(f"{prefix}: {name} must be an integer, got {describe_value(value)}") from None
     if not -ndim <= place < ndim:
         raise ValueError(
             f"{prefix}: {name} must be {-ndim} to {ndim - 1} for an array of shape {array.shape}, got {place}"

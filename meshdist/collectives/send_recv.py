@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import wraps
+from numbers import Integral
 from operator import index
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from meshdist.arrays.device_types import device_type_of
+from meshdist.arrays.host import describe_value
 from meshdist.arrays.plain_numbers import plain_number
 from meshdist.collectives.dataflow import RECV, SEND
 from meshdist.collectives.definition import GroupFunction
@@ -231,6 +233,12 @@ class P2POp:
         if (peer is None) == (group_peer is None) and (peer is not None or op is isend):
             given = "" if peer is None else ", not both"
             raise ValueError(f"P2POp: pass peer (a global rank) or group_peer (a rank in the group){given}")
+        for name, given_peer in (("peer", peer), ("group_peer", group_peer)):
+            if given_peer is not None and not isinstance(given_peer, Integral):
+                from meshdist.system.name_hints import hint_at_swap  # only needed here
+
+                hint = hint_at_swap(name, given_peer)
+                raise TypeError(f"P2POp: {name} must be an integer, got {describe_value(given_peer)}{hint}")
         self.op = op
         self.tensor = tensor
         self.peer = peer

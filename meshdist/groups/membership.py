@@ -10,6 +10,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from meshdist import core
+from meshdist.arrays.host import describe_value
 from meshdist.errors import DistBackendError, DistError
 from meshdist.runtime.departure import Departure
 from meshdist.runtime.flight_recorder import FlightRecorder
@@ -109,7 +110,8 @@ class Membership:
 
             peer = rank if group_rank is None else group_rank
             raise TypeError(
-                f"{self.error_prefix(of)}: {name} must be an integer, got {peer!r}{hint_at_swap(name, peer)}"
+                f"{self.error_prefix(of)}: {name} must be an integer, got"
+                f" {describe_value(peer)}{hint_at_swap(name, peer)}"
             ) from None
         if place is None:
             hint = "; leave src out to receive from any rank" if name == "src" and of in _FROM_ANY else ""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from meshdist.arrays.host import Array, labelled_dtype
+from meshdist.arrays.host import Array, describe_value, labelled_dtype
 from meshdist.backends.base import Backend
 from meshdist.backends.p2p.own_messages import OwnMessages as QueuedOwnMessages
 from meshdist.groups.known_messages import KnownMessages
@@ -125,7 +125,7 @@ class Probes(ABC):
     def _check_tag(self, error_prefix: str, tag: int, receive: str = "recv(x, src=info.source, tag=info.tag)") -> None:
         if type(tag) is not int and not isinstance(tag, (int, np.integer)):
             hint = _ANY_TAG + receive if tag is None else ""
-            raise TypeError(f"{error_prefix}: tag must be an integer, got {tag!r}{hint}")
+            raise TypeError(f"{error_prefix}: tag must be an integer, got {describe_value(tag)}{hint}")
         if tag < 0:
             raise ValueError(f"{error_prefix}: tag must not be negative, got {tag}")
         if tag >= _TAGS:

@@ -64,26 +64,32 @@ _USAGE = """meshrun [options] script.py [argument ...]
        meshrun status [JOB] [--watch]"""
 
 _DESCRIPTION = """\
-Start the ranks of a job, monitor them, and exit with the job's status. For several hosts, start meshrun on each.
+Start the ranks of a job, monitor them, and exit with the job's status. For
+several hosts, start meshrun on each.
 
-Each rank is a process that finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the job's secret in its
-environment, which is all that meshdist.init_process_group() needs. If a rank fails, its traceback is shown once, the
-others are terminated, on all hosts, and meshrun exits with its status (128 + n if signal n killed it). Ctrl-C ends all
-ranks. Several hosts need one secret in MESHDIST_SECRET, or in a file that MESHDIST_SECRET_FILE names."""
+Each rank is a process that finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
+MASTER_PORT and the job's secret in its environment, which is all that
+meshdist.init_process_group() needs. If a rank fails, its traceback is shown
+once, the others are terminated, on all hosts, and meshrun exits with its status
+(128 + n if signal n killed it). Ctrl-C ends all ranks. Several hosts need one
+secret in MESHDIST_SECRET, or in a file that MESHDIST_SECRET_FILE names."""
 
 _EPILOG = """\
 examples:
   meshrun --nproc-per-node 4 train.py --steps 100
-  meshrun -n 4 train.py --steps 100                                               (the same)
+  meshrun -n 4 train.py --steps 100         (the same)
   meshrun --nproc-per-node gpu -m package.train
   meshrun --launcher mpi --nproc-per-node 4 train.py --backend mpi
   meshrun --nproc-per-node 2 --log-dir logs --no-python ./solver input.dat
-  meshrun --nnodes 2 --rdzv-endpoint node1:29400 --nproc-per-node 8 train.py      (on both hosts)
-  meshrun --nnodes 2:4 --rdzv-endpoint node1:29400 --max-restarts 3 train.py      (on two to four hosts)
-  meshrun status                                                                  (what your jobs' ranks are doing)
-  srun --nodes 2 --ntasks-per-node 1 meshrun --nnodes 2 --nproc-per-node 8 train.py
+  meshrun status                            (what your jobs' ranks are doing)
 
-Options come before the script; what follows it is passed on. They may be spelled with _ for - as well."""
+on each of two hosts, or of two to four; with Slurm:
+  meshrun --nnodes 2 --rdzv-endpoint node1:29400 --nproc-per-node 8 train.py
+  meshrun --nnodes 2:4 --rdzv-endpoint node1:29400 --max-restarts 3 train.py
+  srun --nodes 2 --ntasks-per-node 1 meshrun --nnodes 2 -n 8 train.py
+
+Options come before the script; what follows it is passed on. They may be
+spelled with _ for - as well."""
 
 
 def main(arguments: list[str] | None = None, *, passes_local_rank: bool = False) -> int:
@@ -436,8 +442,9 @@ def _problem_with(parsed: Namespace, kind: str, command: list[str]) -> str | Non
         return f"no such file: {name!r}{did_you_mean(name, [STATUS])}"
     if kind == "script" and os.path.isdir(name) and not os.path.isfile(os.path.join(name, "__main__.py")):
         return f"{name!r} is a directory without a __main__.py"
-    if kind == "module" and not _is_importable(name.partition(".")[0]):
-        return f"no module named {name!r}"
+    if kind == "module" and not _is_importable(name):
+        hint = f"; to run a file, leave out -m: meshrun {name}" if os.path.isfile(name) else ""
+        return f"no module named {name!r}{hint}"
     if kind == "program":
         import shutil
 
@@ -446,15 +453,20 @@ def _problem_with(parsed: Namespace, kind: str, command: list[str]) -> str | Non
     return None
 
 
-def _is_importable(top_level_name: str) -> bool:
-    """Return True if the ranks, which search the current directory first, will find this module or package."""
+def _is_importable(name: str) -> bool:
+    """Return False if the ranks, which search the current directory first, will not find this module or package.
+
+    Nothing is imported: of the modules in a package, the ranks alone find out.
+    """
     from importlib.machinery import PathFinder
     from importlib.util import find_spec
 
+    top_level, *inner = name.split(".")
     try:
-        return bool(PathFinder.find_spec(top_level_name, [os.getcwd()]) or find_spec(top_level_name))
+        spec = PathFinder.find_spec(top_level, [os.getcwd()]) or find_spec(top_level)
     except (ImportError, ValueError):
         return False
+    return spec is not None and (not inner or spec.submodule_search_locations is not None)
 
 
 def _complain(message: str) -> NoReturn:

@@ -353,7 +353,7 @@ def _concatenated_axes(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
     if names and any(layout.names is None for layout in layouts):
         raise ValueError("concatenate: some of the meshes have axis names, and some none; give all of them names")
     if len(set(names)) < len(names):
-        raise ValueError(f"concatenate: every name may be used once, got the axes {', '.join(map(repr, names))}")
+        raise ValueError(f"concatenate: a name can be used only once, got the axes {', '.join(map(repr, names))}")
     if not first._root._layout.holds(axes):
         described = " and ".join(layout.describe() for layout in layouts)
         raise ValueError(f"concatenate: the axes of {described} overlap, so that ranks would be in the mesh twice")

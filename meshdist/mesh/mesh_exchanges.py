@@ -13,7 +13,7 @@ import numpy as np
 
 from meshdist import core
 from meshdist.arrays.device_types import new_empty, taken
-from meshdist.arrays.host import Array, check_dtype, check_writable, describe_array
+from meshdist.arrays.host import Array, check_dtype, check_writable, describe_array, describe_value
 from meshdist.arrays.overlap import can_be_filled, share_memory
 from meshdist.arrays.plain_numbers import plain_form, plain_number, plain_truth
 from meshdist.collectives.definition import known_to_core
@@ -379,7 +379,7 @@ def _whole(value: Any, name: str) -> int:
     try:
         return index(value)
     except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+        raise TypeError(f"{name} must be an integer, got {describe_value(value)}") from None
 
 
 def _truth(value: Any, name: str) -> int:

@@ -228,8 +228,14 @@ def test_how_the_axes_of_a_mesh_are_named(call, words):
             "got a list of 4 elements; make an array for the result, such as buf = np.empty(4), and pass that",
         ),
         (lambda: dist.all_reduce(np.ones(1), reduce_op="sum"), "'reduce_op'; did you mean op=?"),
-        (lambda: dist.all_reduce(np.ones(1), op="maxloc"), "avg; the place of an extreme is not supported: gather"),
-        (lambda: dist.ReduceOp.MINLOC, "PREMUL_SUM; the place of an extreme is not supported: gather the values"),
+        (
+            lambda: dist.all_reduce(np.ones(1), op="maxloc"),
+            "avg; the location of the maximum or minimum is not supported: gather",
+        ),
+        (
+            lambda: dist.ReduceOp.MINLOC,
+            "MINLOC': the location of the maximum or minimum is not supported: gather the values",
+        ),
         (lambda: dist.shift, """'shift': it is a method of meshes: write `mesh["x"].shift(x)`"""),
         (
             lambda: dist.Comm_split,
@@ -343,11 +349,17 @@ def test_an_output_in_the_place_of_the_input(call, pair):
         (lambda: dist.recv_object_list(0, []), "got []; did you swap object_list and src?"),
         (lambda: dist.send(np.ones(1), np.ones(1)), "got array([1.])"),
         (lambda: dist.send(1, 2.5), "got 2.5"),
+        (
+            lambda: dist.send(1, np.ones((1000, 1000))),
+            "got the array float64[1000, 1000]; did you swap tensor and dst?",
+        ),
+        (lambda: dist.sendrecv(np.ones(1), 1, np.ones(1), 0), "got array([1.]); did you swap recv and dst?"),
+        (lambda: dist.P2POp(dist.isend, 1, np.ones(1)), "got array([1.]); did you swap tensor and peer?"),
     ],
 )
 def test_an_array_in_the_place_of_its_peer(call, words):
     def main():
-        with pytest.raises(TypeError, match=f"(dst|src) must be an integer, .*{re.escape(words)}$"):
+        with pytest.raises(TypeError, match=f"(dst|src|peer) must be an integer, .*{re.escape(words)}$"):
             call()
 
     dist.run(main, 1)
@@ -475,7 +487,7 @@ def test_what_to_pass_instead_of_a_dtensor():
             dist.all_reduce(array)
         return str(raised.value)
 
-    words = "pass x.to_local(), this rank's block, or x.full(), the whole array; tensor must be an array, got DTensor"
+    words = "tensor must be an array, got DTensor; pass x.to_local(), this rank's block, or x.full(), the whole array"
     assert dist.run(main, 2) == [f"all_reduce on group 'world' (rank {rank} of 2): {words}" for rank in range(2)]
 
 

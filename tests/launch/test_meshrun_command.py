@@ -229,6 +229,8 @@ def interpreter():
         (["2", "train.py"], "no such file: '2'; for that many ranks, write meshrun -n 2 train.py"),
         (["."], "'.' is a directory without a __main__.py"),
         (["-m", "nowhere.module"], "no module named 'nowhere.module'"),
+        (["-m", "os.nowhere"], "no module named 'os.nowhere'"),
+        (["-m", "script.py"], "no module named 'script.py'; to run a file, leave out -m: meshrun script.py"),
         (["--no-python", "nowhere"], "no such program: 'nowhere'"),
         (["-m", "--no-python", "x"], "exclude each other"),
         ([], "expected a script to run"),
@@ -264,6 +266,7 @@ def test_help_names_every_option(tmp_path):
     for option in ("--nproc-per-node", "--module", "--no-python", "--standalone", "--master-addr", "--master-port"):
         assert option in out
     assert "--nproc_per_node" not in out
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_cpu_means_a_rank_per_processor(tmp_path):

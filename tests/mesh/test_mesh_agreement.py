@@ -192,14 +192,14 @@ def test_a_refusal_on_one_rank_reaches_the_others():
 
     def program():
         if meshdist.get_rank() == 1:
-            with pytest.raises(ValueError, match="every name may be used once"):
+            with pytest.raises(ValueError, match="a name can be used only once"):
                 init_device_mesh("cpu", (1, 2), mesh_dim_names=("tp", "tp"))
             refused.set()
             return
         assert refused.wait(30)
         with pytest.raises(
             ValueError,
-            match="global rank 1 raised an error for its mesh .*every name may be used once.*, global rank 0 created",
+            match="global rank 1 raised an error for its mesh .*a name can be used only once.*, global rank 0 created",
         ):
             init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
 
@@ -209,7 +209,7 @@ def test_a_refusal_on_one_rank_reaches_the_others():
 def test_a_refusal_on_all_ranks_is_none_of_the_next_meshs_business():
     def program():
         for _ in range(2):
-            with pytest.raises(ValueError, match="every name may be used once"):
+            with pytest.raises(ValueError, match="a name can be used only once"):
                 init_device_mesh("cpu", (1, 2), mesh_dim_names=("tp", "tp"))
             assert init_device_mesh("cpu", (2,)).all_reduce(np.ones(1)).item() == 2
 

@@ -172,7 +172,7 @@ def test_what_cannot_be_a_mesh(ranks, kind, words):
     ("names", "kind", "words"),
     [
         (("dp",), ValueError, r"expected 2 names, one per axis of the mesh of shape \(2, 2\), got 1: \('dp',\)"),
-        (("dp", "dp"), ValueError, r"every name may be used once, 'dp' is repeated in \('dp', 'dp'\)"),
+        (("dp", "dp"), ValueError, r"a name can be used only once, but 'dp' is repeated in \('dp', 'dp'\)"),
         (("dp", ""), ValueError, "must not be empty"),
         (("dp", 1), TypeError, r"expected strings, got 1 \(int\)"),
         ("dp", TypeError, r"got the string 'dp'; write \('dp',\)"),

@@ -225,7 +225,7 @@ def test_backends_go_with_their_axes():
         (lambda m: m.split("dp", (1, 2)), ValueError, "axis 'dp' has 2 ranks, and parts of 1 + 2 are 3"),
         (lambda m: m.split("dp", 1.0), TypeError, "expected a tuple of sizes"),
         (lambda m: DeviceMesh.concatenate([]), TypeError, "at least one DeviceMesh"),
-        (lambda m: DeviceMesh.concatenate([m["dp"], m["dp", "tp"]]), ValueError, "every name may be used once"),
+        (lambda m: DeviceMesh.concatenate([m["dp"], m["dp", "tp"]]), ValueError, "a name can be used only once"),
         (lambda m: DeviceMesh.concatenate([m["dp"].flatten("x"), m["dp"]]), ValueError, "overlap"),
         (lambda m: DeviceMesh.concatenate([m, m], "dp"), ValueError, "rank 0 appears 2 times"),
         (lambda m: DeviceMesh.concatenate([m["dp"], m["tp"]], 0), ValueError, "must have the same axes"),

@@ -45,7 +45,7 @@ def checked_names(names: Sequence[str], shape: tuple[int, ...]) -> tuple[str, ..
         )
     repeated = sorted({name for name in checked if checked.count(name) > 1})
     if repeated:
-        raise ValueError(f"mesh_dim_names: every name may be used once, {repeated[0]!r} is repeated in {checked}")
+        raise ValueError(f"mesh_dim_names: a name can be used only once, but {repeated[0]!r} is repeated in {checked}")
     return checked
 
 

@@ -30,7 +30,7 @@ class RankList:
         if repeated.size:
             count = int(np.count_nonzero(self.array == repeated[0]))
             raise ValueError(
-                f"mesh: every rank may sit in a mesh once, but rank {repeated[0]} appears {count} times"
+                f"mesh: a rank can be in a mesh only once, but rank {repeated[0]} appears {count} times"
                 f" among the {self.array.size} given"
             )
 
