@@ -228,7 +228,11 @@ class P2POp:
         group_peer: int | None = None,
     ) -> None:
         if op is not isend and op is not irecv:
-            raise ValueError(f"P2POp: op must be meshdist.isend or meshdist.irecv, got {op!r}")
+            name = getattr(op, "__name__", "")
+            hint = f"; did you mean meshdist.i{name}?" if name in ("send", "recv") else ""
+            if tensor is isend or tensor is irecv:
+                hint = "; did you swap op and tensor?"
+            raise ValueError(f"P2POp: op must be meshdist.isend or meshdist.irecv, got {describe_value(op)}{hint}")
         # Checked here: later, other messages of the batch would already be posted.
         if (peer is None) == (group_peer is None) and (peer is not None or op is isend):
             given = "" if peer is None else ", not both"

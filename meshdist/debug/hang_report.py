@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from meshdist.debug.blocked_rank import advice_on_sends
 from meshdist.debug.states import CallSeen, RankSnapshot
-from meshdist.debug.wait_graph import Waits, first_difference, who_waits
+from meshdist.debug.wait_graph import Waits, begins_a_call, first_difference, who_waits
 from meshdist.runtime.rank_text import ranks_text
 from meshdist.system.plurals import counted
 
@@ -212,6 +212,7 @@ class _Doing(NamedTuple):
     ended: str = ""  # how the rank's last wait has ended: "timed out" or "failed"; empty while it goes on
     is_over: bool = False  # the rank has ended, or may have
     raised: str = ""  # the exception that has ended it
+    begins: bool = False  # it is in a call that has no record yet, as the group is being set up
 
 
 def _doing(waits: Waits, state: RankSnapshot, *, are_files: bool = False) -> _Doing:
@@ -232,7 +233,8 @@ def _doing(waits: Waits, state: RankSnapshot, *, are_files: bool = False) -> _Do
     is_open = f"; {counted(num_open, 'async call')} {are} in progress" if num_open else ""
     if state.raised is not None:
         return _Doing(words, place, raised=state.raised.error)
-    return _Doing(words, place, is_open, _how_it_ended(state, last) if state.is_last else "", is_over)
+    ended = _how_it_ended(state, last) if state.is_last else ""
+    return _Doing(words, place, is_open, ended, is_over, begins=begins_a_call(state))
 
 
 def _how_it_ended(state: RankSnapshot, call: CallSeen | None) -> str:
@@ -252,6 +254,9 @@ def _sentence(ranks: str, doing: _Doing, age: str, *, is_one: bool) -> str:
     if doing.raised:
         return f"{ranks} raised {doing.raised}, {doing.place}{'' if doing.call else ','}{last}{doing.others}"
     begin = f"{ranks} {are} " if ranks else ""
+    if doing.begins:
+        last = last if doing.call else ""
+        return f"{begin}in a meshdist call {doing.place} {age}, which is not recorded yet{last}{doing.others}"
     return f"{begin}not in a meshdist call; {they} {had} been {doing.place} {age}{last}{doing.others}"
 
 

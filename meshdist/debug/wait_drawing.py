@@ -18,6 +18,7 @@ _COLOURS = {
     "cycle": "#ee9944",
     "waits": "#5588bb",
     "failed": "#8866aa",
+    "begins": "#55aaaa",
     "computes": "#77aa77",
     "unknown": "#aaaaaa",
 }
@@ -28,6 +29,7 @@ _NAMES = {
     "cycle": "deadlock",
     "waits": "waiting",
     "failed": "call failed",
+    "begins": "in a call that is not recorded yet",
     "computes": "computing",
     "unknown": "no record",
 }
@@ -139,7 +141,7 @@ def _arrows(waits: Waits, boxes: list[list[int]]) -> dict[tuple[int, int], str]:
 def _lines_of(waits: Waits, ranks: list[int]) -> list[str]:
     """Return how the ranks of a box have ended, or where they are in their own code, such as `at train.py:7`."""
     kind = kind_of(waits, ranks[0])
-    if kind not in ("absent", "computes"):
+    if kind not in ("absent", "begins", "computes"):
         return _ending_of(waits, ranks[0], kind)  # the legend has the calls of those that wait
     places = sorted({line for rank in ranks if rank in waits.states for line in _place(waits.states[rank].place)})
     return places if len(places) < 2 else [f"{places[0]}, …"]

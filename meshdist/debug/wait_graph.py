@@ -173,7 +173,14 @@ def kind_of(waits: Waits, rank: int) -> str:
         return "waits"
     if state is None:
         return "unknown"
-    return "failed" if failed_call(state) is not None else "computes"
+    if failed_call(state) is not None:
+        return "failed"
+    return "begins" if begins_a_call(state) else "computes"
+
+
+def begins_a_call(state: RankSnapshot) -> bool:
+    """Return whether a rank is in a call that it has not recorded yet, as its group is being set up."""
+    return state.in_call and not state.is_last and not state.open_calls
 
 
 def failed_call(state: RankSnapshot) -> CallSeen | None:

@@ -99,10 +99,13 @@ class Membership:
         if type(rank) is int and group_rank is None and rank in self._places:
             return self._places[rank]
         if (rank is None) == (group_rank is None):
+            from meshdist.system.name_hints import is_method_call  # only needed here
+
             given = "" if rank is None else ", not both"
-            raise ValueError(
-                f"{self.error_prefix(of)}: pass {name} (a global rank) or group_{name} (a rank in the group){given}"
-            )
+            what = f"{name} (a global rank) or group_{name} (a rank in the group){given}"
+            if is_method_call():
+                what = f"{name}, a rank in the group, 0 to {len(self.ranks) - 1}"
+            raise ValueError(f"{self.error_prefix(of)}: pass {what}")
         try:
             place = self._places.get(index(rank)) if group_rank is None else index(group_rank)  # type: ignore[arg-type]
         except TypeError:
@@ -115,6 +118,8 @@ class Membership:
             ) from None
         if place is None:
             hint = "; leave src out to receive from any rank" if name == "src" and of in _FROM_ANY else ""
+            if not hint and rank in range(len(self.ranks)):
+                hint = f"; for a rank in the group, pass group_{name}={rank}"
             raise ValueError(
                 f"{self.error_prefix(of)}: {name} must be a rank in the group, one of {listed(self.ranks)}; got"
                 f" {rank}{hint}"

@@ -10,7 +10,7 @@ from meshdist.mesh.show import FORMS, in_notebook
 from meshdist.parallel.pipeline_actions import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, WORDS, Action
 from meshdist.parallel.pipeline_simulation import Span
 from meshdist.system.drawing_style import fill, legend_beside
-from meshdist.system.terminal import terminal_width
+from meshdist.system.terminal import fold, terminal_width
 
 
 class PipelineTimeline:
@@ -175,7 +175,8 @@ def as_text(timeline: Drawn, width: int | None) -> str:
     scaled = _scaled_rows(timeline, columns - margin) if columns >= _NARROWEST else None
     for rank, row in enumerate(timeline.rows):
         name = f"rank {rank} ".ljust(margin)
-        lines.append((name + (scaled[rank] if scaled is not None else _listed(row))).rstrip())
+        line = (name + (scaled[rank] if scaled is not None else _listed(row))).rstrip()
+        lines.append(fold(line, columns, hanging=margin))
     lines += [f"rank {rank}: {_facts(timeline, rank)}" for rank in range(len(timeline.rows))]
     return "\n".join(lines)
 

@@ -74,16 +74,17 @@ def wait_any(works: Sequence[Work | None], timeout: Timeout | None = None) -> in
         >>> dist.run(main, 3)
         [30, None, None]
     """
-    is_sequence = isinstance(works, Sequence) and not isinstance(works, str)
-    handles: list[Any] = works if type(works) is list else list(works) if is_sequence else [works]
+    if not isinstance(works, Sequence) or isinstance(works, str):
+        hint = "; write [work]" if isinstance(works, Work) else ""
+        raise TypeError(f"wait_any: works must be a sequence of Works; got {works!r}{hint}")
+    handles: list[Any] = works if type(works) is list else list(works)
     # A receive that is deferred need not be posted if its message comes soon.
     soon: int = -1 if core.module is None else core.module.poll_any(handles)
     if soon >= 0:
         return soon
     for number, work in enumerate(handles):
         if work is not None and not isinstance(work, Work):
-            which = f"works[{number}] is" if isinstance(works, (list, tuple)) else "got"
-            raise TypeError(f"wait_any: works must be a sequence of Works; {which} {work!r}")
+            raise TypeError(f"wait_any: works must be a sequence of Works; works[{number}] is {work!r}")
     first = _FirstOf(handles)
     present = [work for work in first.works if work is not None]
     if not present:

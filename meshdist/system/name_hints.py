@@ -20,6 +20,8 @@ R = TypeVar("R")
 
 _PACKAGE = "meshdist"
 _FEW_RANKS = 8
+# The function that methods with a root are, in `collectives.definition`.
+_OF_METHODS = "rooted"
 # The parameters before the peer of a message, and before the first of two.
 _SENT = ("tensor", "object_list", "recv")
 
@@ -111,6 +113,11 @@ def hint_at_swap(peer: str, value: object) -> str:
             if hasattr(value, "__len__") and _is_integer(frame.f_locals.get(name)):
                 return f"; did you swap {name} and {peer}?"
     return ""
+
+
+def is_method_call() -> bool:
+    """Return whether the user's call is one of a method of a group or a mesh, whose roots are ranks in the group."""
+    return any(frame.f_code.co_name == _OF_METHODS for frame in _frames_of_call())
 
 
 def _is_integer(value: object) -> bool:

@@ -336,6 +336,37 @@ def test_an_output_in_the_place_of_the_input(call, pair):
     dist.run(main, 2)
 
 
+def test_methods_ask_for_ranks_in_their_group():
+    def main():
+        mesh, x = mesh_of_one(), np.ones(1)
+        for call in (mesh.broadcast, mesh["dp"].send, mesh.get_group().reduce):
+            with pytest.raises(ValueError, match=r": pass (src|dst), a rank in the group, 0 to 0$"):
+                call(x)
+
+    def flat():
+        group = dist.new_group([1])
+        if dist.get_rank() == 1:
+            with pytest.raises(ValueError, match=r"one of \[1\]; got 0; for a rank in the group, pass group_src=0$"):
+                dist.broadcast(np.ones(1), src=0, group=group)
+            with pytest.raises(ValueError, match=r": pass src \(a global rank\) or group_src"):
+                dist.broadcast(np.ones(1), group=group)
+
+    dist.run(main, 1)
+    dist.run(flat, 2)
+
+
+@pytest.mark.parametrize(
+    ("op", "tensor", "words"),
+    [
+        (np.ones(2), dist.isend, "got array([1., 1.]); did you swap op and tensor?"),
+        (dist.send, np.ones(2), "; did you mean meshdist.isend?"),
+    ],
+)
+def test_which_op_of_a_message_was_meant(op, tensor, words):
+    with pytest.raises(ValueError, match=f"{re.escape(words)}$"):
+        dist.P2POp(op, tensor, 1)
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -181,7 +181,7 @@ def test_several_threads_wait_for_one_call():
     [
         ([], ValueError, "works has no Work to wait for"),
         ([None, None], ValueError, "works has no Work to wait for"),
-        (None, ValueError, "works has no Work to wait for"),
+        (None, TypeError, "works must be a sequence of Works; got None"),
         (5, TypeError, "works must be a sequence of Works; got 5"),
         ([None, 5], TypeError, r"works must be a sequence of Works; works\[1\] is 5"),
         ("spam", TypeError, "got 'spam'"),

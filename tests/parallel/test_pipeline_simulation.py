@@ -71,7 +71,9 @@ def test_text_is_to_scale_where_there_is_room(capsys):
 
 @pytest.mark.parametrize("width", [0, 10, 40])
 def test_a_narrow_terminal_or_none_gets_lists(width):
-    lines = one_f_one_b(2, 8).simulate().to_text(width).splitlines()
+    text = one_f_one_b(2, 8).simulate().to_text(width)
+    assert max(map(len, text.splitlines()[1:-2])) <= (width or 100)
+    lines = text.replace("\n       ", " ").splitlines()
     assert lines[1] == "rank 0 0F0 0F1 . 0B0 0F2 0B1 0F3 0B2 0F4 0B3 0F5 0B4 0F6 0B5 0F7 0B6 . 0B7"
     assert lines[2].startswith("rank 1 . 1F0 1B0 1F1")
     assert lines[3:] == ["rank 0: bubble 11%, 2 activations", "rank 1: bubble 11%, 1 activation"]
