@@ -239,7 +239,7 @@ def describe_value(value: Any) -> str:
     text = repr(value)
     if len(text) <= _SHORT and "\n" not in text:
         return text
-    if hasattr(value, "dtype"):
+    if isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "dtype"):
         return f"the array {describe_array(value)}"
     return shorten(text, _SHORT, placeholder=" ...")
 

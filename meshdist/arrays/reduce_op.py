@@ -228,7 +228,7 @@ def as_reduce_op(op: Op | Callable[[Any], PremulSum]) -> ReduceOp:
         hint = "" if meant is None else f" {op.__name__!r}; did you mean ReduceOp.{meant}?"
         if hasattr(op, "collective_group"):  # a group or a mesh
             hint = "; did you mean group=?"
-        elif hasattr(op, "dtype"):
+        elif hasattr(op, "dtype") and hasattr(op, "shape"):
             hint = "; reductions are in place, and those of meshdist.functional return a new array"
         raise TypeError(f"op must be a ReduceOp or its name, got {type(op).__name__}{hint}")
     try:
