@@ -199,55 +199,37 @@ finally:
     assert "Traceback" not in err
 
 
-def test_the_same_error_of_several_ranks_is_told_once(tmp_path):
-    body = """
-from meshdist.errors import DistBackendError
-signal.signal(signal.SIGTERM, signal.SIG_IGN)  # all of them raise, whoever is the first
-tell(f"ready{rank}")
-[hear(f"ready{other}") for other in range(4)]
-if rank == 3:
-    raise KeyError("another")
-raise DistBackendError("they disagree", error_prefix=f"barrier on group 'world' (rank {rank} of 4)")
-"""
-    write_script(tmp_path, body)
-    status, _, err = meshrun(tmp_path, "--nproc-per-node", "4", "script.py")
-    assert status == 1
-    assert err.count(": they disagree") == 1
-    (same,) = re.findall(r"^meshrun: ranks (.*): the same as rank (\d)$", err, re.MULTILINE)
-    assert sorted([*same[0].split(", "), same[1]]) == ["0", "1", "2"]
-    assert err.count("KeyError: 'another'") == 1
+def failed(rank, kind, message, *, secondary=False):
+    return Failure(rank, 100 + rank, "here", 1, 0.0, float(rank), secondary, kind, message, traceback=message)
+
+
+def test_the_same_error_of_several_ranks_is_told_once():
+    failures = [
+        failed(rank, "DistBackendError", f"barrier on group 'world' (rank {rank} of 4): they disagree")
+        for rank in range(3)
+    ]
+    another = failed(3, "KeyError", "'another'")
+    same = "ranks 1, 2: the same as rank 0"
+    assert _other_failures([another, *failures], shown=3) == [failures[0].headline(), same]
+    assert _other_failures([*failures, another], shown=0) == [same, another.headline()]
 
 
 def test_a_reason_that_ranks_name_in_different_calls_is_told_once():
-    def failed(rank, kind, call):
-        message = f"{call}: the meshes of ranks 0, 1 and 2 are not equal"
-        return Failure(rank, 100 + rank, "here", 1, 0.0, float(rank), kind=kind, message=message, traceback=message)
-
     calls = [("ValueError", "mesh"), ("RuntimeError", "all_reduce on 'a'"), ("ValueError", "all_reduce on 'b'")]
-    failures = [failed(rank, *call) for rank, call in enumerate(calls)]
+    failures = [
+        failed(rank, kind, f"{call}: the meshes of ranks 0, 1 and 2 are not equal")
+        for rank, (kind, call) in enumerate(calls)
+    ]
     assert _other_failures(failures, shown=0) == ["ranks 1, 2: the same as rank 0, or an error that follows from it"]
 
 
-def test_errors_that_follow_from_that_of_a_rank_are_told_once(tmp_path):
-    body = """
-from meshdist.errors import DistBackendError
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-tell(f"ready{rank}")
-[hear(f"ready{other}") for other in range(4)]
-if rank == 3:
-    raise KeyError("the cause")
-group = "rows" if rank else "columns"
-raise DistBackendError("rank 3 failed: it raised KeyError", error_prefix=f"on {group}", peer_failed=True)
-"""
-    write_script(tmp_path, body)
-    status, _, err = meshrun(tmp_path, "--nproc-per-node", "4", "script.py")
-    assert status == 1
-    assert err.count("KeyError: 'the cause'") == 1
-    assert err.count("it raised KeyError") == 1
-    (same,) = re.findall(
-        r"^meshrun: ranks (.*): the same as rank \d, or an error that follows from it$", err, re.MULTILINE
-    )
-    assert len(same.split(", ")) == 2
+def test_errors_that_follow_from_that_of_a_rank_are_told_once():
+    following = [
+        failed(rank, "DistBackendError", f"on {group}: rank 3 failed: it raised KeyError", secondary=True)
+        for rank, group in enumerate(["columns", "rows", "rows"])
+    ]
+    lines = _other_failures([failed(3, "KeyError", "'the cause'"), *following], shown=3)
+    assert lines == [following[0].headline(), "ranks 1, 2: the same as rank 0, or an error that follows from it"]
 
 
 @pytest.mark.skipif(core.module is None, reason="without the core, the error of a call hides what was handled")
