@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from meshdist.arrays.host import Array, describe_array
 from meshdist.arrays.reduce_op import check_op_dtype
-from meshdist.runtime.call import Call, Elements, each, hint_at_swap
+from meshdist.runtime.call import Call, Elements, each, hint_at_swapped_sides
 from meshdist.system.plurals import counted
 
 
@@ -22,7 +22,7 @@ def one(call: Call, side: str) -> Array:
     """Return the array of a side, `send` or `recv`; raise TypeError for a list."""
     value = getattr(call, side)
     if value is None or isinstance(value, list):
-        got = "None" if value is None else f"a list{hint_at_swap(call.collective, call.send, call.recv)}"
+        got = "None" if value is None else f"a list{hint_at_swapped_sides(call.collective, call.send, call.recv)}"
         raise TypeError(f"{call.error_prefix}: {_name(call, side)} must be one array, got {got}")
     array: Array = value
     return array
@@ -32,7 +32,7 @@ def many(call: Call, side: str) -> list[Array]:
     """Return the arrays of a side, one per rank; raise for a single array or a list of a different length."""
     value = getattr(call, side)
     if not isinstance(value, list):
-        got = "None" if value is None else f"one array{hint_at_swap(call.collective, call.send, call.recv)}"
+        got = "None" if value is None else f"one array{hint_at_swapped_sides(call.collective, call.send, call.recv)}"
         raise TypeError(
             f"{call.error_prefix}: {_name(call, side)} must be a list of {counted(call.size, 'array')}, got {got}"
         )

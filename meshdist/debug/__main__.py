@@ -49,8 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.stacks:
             print(f"\n{fold(stacks_of(states), width)}")
         if given.draw is not None:
-            drawn_gone = ends_on_record(states) if gone is None else gone
-            draw_waits(who_waits(states, drawn_gone)).figure.savefig(given.draw, bbox_inches="tight", dpi=120)
+            ends = ends_on_record(states) if gone is None else gone
+            draw_waits(who_waits(states, ends)).figure.savefig(given.draw, bbox_inches="tight", dpi=120)
             print(f"wrote {given.draw}")
     except (ValueError, OSError, ImportError, DistError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)

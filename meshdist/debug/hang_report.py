@@ -212,7 +212,7 @@ class _Doing(NamedTuple):
     ended: str = ""  # how the rank's last wait has ended: "timed out" or "failed"; empty while it goes on
     is_over: bool = False  # the rank has ended, or may have
     raised: str = ""  # the exception that has ended it
-    begins: bool = False  # it is in a call that has no record yet, as the group is being set up
+    begins: bool = False  # it is in a call without a record, such as a first one that still sets up its group
 
 
 def _doing(waits: Waits, state: RankSnapshot, *, are_files: bool = False) -> _Doing:
@@ -256,7 +256,7 @@ def _sentence(ranks: str, doing: _Doing, age: str, *, is_one: bool) -> str:
     begin = f"{ranks} {are} " if ranks else ""
     if doing.begins:
         last = last if doing.call else ""
-        return f"{begin}in a meshdist call {doing.place} {age}, which is not recorded yet{last}{doing.others}"
+        return f"{begin}in a meshdist call {doing.place} {age}, of which there is no record{last}{doing.others}"
     return f"{begin}not in a meshdist call; {they} {had} been {doing.place} {age}{last}{doing.others}"
 
 

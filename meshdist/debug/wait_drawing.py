@@ -29,7 +29,7 @@ _NAMES = {
     "cycle": "deadlock",
     "waits": "waiting",
     "failed": "call failed",
-    "begins": "in a call that is not recorded yet",
+    "begins": "in a call without a record",
     "computes": "computing",
     "unknown": "no record",
 }

@@ -179,7 +179,7 @@ def kind_of(waits: Waits, rank: int) -> str:
 
 
 def begins_a_call(state: RankSnapshot) -> bool:
-    """Return whether a rank is in a call that it has not recorded yet, as its group is being set up."""
+    """Return whether a rank is in a call without a record, such as a first one that still sets up its group."""
     return state.in_call and not state.is_last and not state.open_calls
 
 

@@ -252,7 +252,7 @@ def num_bytes(buffers: Any) -> int:
     return int(getattr(buffers, "nbytes", 0))
 
 
-def hint_at_swap(collective: CollectiveSpec, send: Any, recv: Any) -> str:
+def hint_at_swapped_sides(collective: CollectiveSpec, send: Any, recv: Any) -> str:
     """Return a question if the list is in the place of one array, and one array in the place of the list."""
     given = [side for side, value in (("send", send), ("recv", recv)) if isinstance(value, (list, tuple))]
     is_swapped = len(given) == len(collective.lists) == 1 and given[0] not in collective.lists
@@ -281,7 +281,7 @@ class PassedArrays:
             if not self._in_place:
                 self._taken = as_buffers(recv, received, "recv" in lists, of, is_read=False, is_written=True)
         except TypeError as error:
-            error.args = (f"{error}{hint_at_swap(collective, send, recv)}",)
+            error.args = (f"{error}{hint_at_swapped_sides(collective, send, recv)}",)
             raise
 
     def in_native_order(self) -> tuple[Buffers, Buffers]:

@@ -353,7 +353,7 @@ KINDS = {  # of ranks: their calls, what has ended them; the boxes and the words
     "a rank without a file": (
         {0: record("world", 1, 5.0)},
         ["rank 0\nat data.py:57", "rank 1"],
-        ["in a call that is not recorded yet", "no record"],
+        ["in a call without a record", "no record"],
     ),
 }
 

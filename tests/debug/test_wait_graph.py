@@ -290,4 +290,4 @@ def test_another_format_is_named():
 def test_a_rank_that_sets_up_its_first_call_is_in_it():
     (_, line) = hang_report(who_waits(by_rank(seen(0, [], WORLD))), 1, now_s=NOW_S)
     assert line.startswith("rank 0 is in a meshdist call at data.py:57 in load for ")
-    assert line.endswith(" s, which is not recorded yet")
+    assert line.endswith(" s, of which there is no record")
