@@ -93,10 +93,12 @@ class Job:
                     return True
             if self.deadline is None:
                 self.deadline = Deadline(self.timeout_s)
-            elif check and self.deadline.expired():
-                raise timed_out(self.error_prefix, self.timeout_s, waitable, self.watch)
-            elif check and observer is not None:
-                self.watch = observer.look(self.watch, self.error_prefix, self.deadline, waitable)
+            elif check:
+                expired = self.deadline.expired()
+                if observer is not None:
+                    self.watch = observer.look(self.watch, self.error_prefix, self.deadline, waitable)
+                if expired:
+                    raise timed_out(self.error_prefix, self.timeout_s, waitable, self.watch)
         except BaseException as error:  # raised again where the user waits for this work
             if self.watch is not None and isinstance(error, DistError):
                 error = self.watch.give_up(error) or error

@@ -326,10 +326,12 @@ def wait_until(
     watch: Watch | None = None
     try:
         while not is_ready(waitable):
-            if deadline.expired():
-                raise timed_out(error_prefix, deadline.timeout_s, waitable, watch)
+            expired = deadline.expired()
+            # Also then, in case this rank has had no processor since the wait became long.
             if observer is not None:
                 watch = observer.look(watch, error_prefix, deadline, waitable)
+            if expired:
+                raise timed_out(error_prefix, deadline.timeout_s, waitable, watch)
             # Arm before every sleep: the check may have found a new source to wake from, such as a peer's new channel.
             waitable.arm(bell)
             armed = True

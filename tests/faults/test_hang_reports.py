@@ -191,6 +191,34 @@ def test_a_stopped_rank_is_told_of_as_stopped(new_workers):
     assert f"rank 1 is stopped by a signal; `kill -CONT {workers.pids[1]}` on " in failure.message
 
 
+def wait_for_one_that_computes(enough, is_async):
+    group = dist.new_group(timeout=TIMEOUT_S, group_desc="short of time")
+    group.barrier()
+    if dist.get_rank() == 0:
+        busy_in_own_code(enough)
+        return None
+    if not is_async:
+        return attempt(lambda: group.all_reduce(np.ones(4)), announce=True)
+    return attempt(group.all_reduce(np.ones(4), async_op=True).wait, announce=True)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_rank_without_a_processor_until_its_timeout_has_expired_shows_it_too(new_workers, tmp_path, is_async):
+    workers = new_workers(2)
+    workers.start(wait_for_one_that_computes, str(tmp_path / "enough"), is_async)
+    workers.reported(1)
+    workers.until_asleep(1)
+    workers.signal(1, signal.SIGSTOP)
+    time.sleep(TIMEOUT_S)
+    workers.signal(1, signal.SIGCONT)
+    failure = workers.outcome(1)
+    assert failure.kind is dist.DistTimeoutError
+    assert "rank 0 has not reached all_reduce(float64[4], op=sum), call 2 on 'short of time'" in failure.message
+    assert "rank 0 is not in a meshdist call" in failure.message
+    open(tmp_path / "enough", "w").close()
+    workers.outcome(0)
+
+
 WITH_THE_STORE = """
 import os, signal, sys, time
 import numpy as np
