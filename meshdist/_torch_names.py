@@ -200,11 +200,18 @@ NO_LOCATIONS = (
 _OF_NO_OWNER = {
     **dict.fromkeys(("ANY_SOURCE", "any_source", "recv_any", "recv_anysource"), "write `recv(x)`, without `src`"),
     "ANY_TAG": "`probe(src, tag=None)` returns the tag of a message; then receive that one",
-    "Comm_split": '`new_subgroups_by_enumeration(lists)` creates groups, and each axis of a mesh has some: `mesh["x"]`',
+    **dict.fromkeys(
+        ("Comm_split", "Split"),
+        '`new_subgroups_by_enumeration(lists)` creates groups, and each axis of a mesh has some: `mesh["x"]`',
+    ),
     "Comm_split_type": "`new_subgroups()` creates a group of the ranks of each host",
     **dict.fromkeys(
         ("COMM_WORLD", "comm_world", "comm"),
         "the flat functions, such as `all_reduce(x)`, run on the world; `new_group` creates other groups",
+    ),
+    **dict.fromkeys(
+        ("IN_PLACE", "in_place"),
+        "`all_reduce(x)`, `broadcast(x)` and `reduce(x)` replace `x`; to keep it, use `meshdist.functional`",
     ),
     "timeline": "`profile()` records the calls of a block, and `p.merged()` of it is the timeline of all ranks",
     "DistributedDataParallel": "`meshdist.parallel.GradientReducer` averages gradients",
@@ -323,12 +330,11 @@ _KEYWORDS = {
     "src": ("root",),
 }
 _AXES = ("axis", "axis_name", "dim", "mesh_dim")
-# The collectives whose forms in `meshdist.functional`, of these names, have axis= and dim=.
-_OF_DIMENSIONS = {
-    **{name: name for name in ("all_gather", "all_gather_into_tensor", "all_to_all_single", "gather", "scatter")},
-    **dict.fromkeys(("reduce_scatter", "reduce_scatter_tensor"), "reduce_scatter_tensor"),
-    "all_to_all": "all_to_all_single",
-}
+# The collectives whose forms in `meshdist.functional` have axis= and dim=.
+_OF_DIMENSIONS = (
+    *("all_gather", "all_gather_into_tensor", "all_to_all", "all_to_all_single", "gather", "reduce_scatter"),
+    *("reduce_scatter_tensor", "scatter"),
+)
 # Those whose forms in `meshdist.functional` return what these write into an argument.
 _RETURNED = (
     *("all_gather", "all_gather_into_tensor", "all_to_all", "all_to_all_single", "reduce_scatter"),
@@ -337,9 +343,6 @@ _RETURNED = (
 _OF_ALL = "init_process_group and new_group take the timeout of all calls"
 # Keywords that calls do not have: the parameters by which these calls are known, and what to write there.
 _NO_KEYWORDS = (
-    # Those of meshdist.functional, which take lists.
-    (("axis", "dim"), {"x", "op"}, "a list has a block for each rank; {function}_tensor(x, axis=) splits one array"),
-    (("axis", "dim"), {"x", "group"}, "a list has a block for each rank; {function}_single(x, axis=) splits one array"),
     (_AXES, {"group"}, 'along an axis of a mesh: mesh["dp"].{function}(...), or group=mesh["dp"]'),
     (("timeout",), {"tag", "group"}, f"`irecv(...).wait(timeout=...)` limits one wait; {_OF_ALL}"),
     (("timeout",), {"async_op"}, f"`{{function}}(..., async_op=True).wait(timeout=...)` limits one wait; {_OF_ALL}"),
@@ -367,6 +370,8 @@ def explain_call(function: Callable[..., Any], error: TypeError) -> None:
         error.args = (words + _instead_of_keyword(function.__name__, unknown[2], known),)
     elif function.__name__ == "redistribute":
         error.args = (f"{words}; an array stays on its mesh: write x.redistribute(placements)",)
+    elif function.__qualname__ == "DeviceMesh.get_rank":
+        error.args = (f"{words}; get_local_rank(axis) is the rank along an axis",)
     elif "mesh_dim_names" in known:
         error.args = (f"{words}; the names of the axes are a keyword: mesh_dim_names=",)
     elif keywords:
@@ -377,11 +382,7 @@ def _instead_of_keyword(function: str, name: str, known: list[str]) -> str:
     meant = next((other for other in _KEYWORDS.get(name, ()) if other in known), None)
     if meant is None:
         of_array = name in ("axis", "dim") and function in _OF_DIMENSIONS
-        first = (
-            f"; meshdist.functional.{_OF_DIMENSIONS[function]} takes {name}=, a dimension of the array"
-            if of_array
-            else ""
-        )
+        first = f"; meshdist.functional.{function} takes {name}=, a dimension of the array" if of_array else ""
         for names, parameters, text in _NO_KEYWORDS:
             if name in names and parameters.issubset(known):
                 return f"{first}; {text.format(function=function)}"

@@ -88,6 +88,7 @@ _OF_SCATTER = "; as x, pass an array of the shape and dtype of one block, and th
 _OF_REDUCE_SCATTER = (
     "; x is a list of arrays, one for each rank; functional.reduce_scatter_tensor(np.array(x)) splits one array"
 )
+_OF_ONE_ARRAY = "; axis= and dim= split one array; a list of arrays, one for each rank, goes without them"
 _OF_ALL_TO_ALL = (
     "; x is a list of arrays, one for each rank; functional.all_to_all_single(np.array(x)) splits one array"
 )
@@ -388,23 +389,34 @@ def scatter(
 
 
 @explaining
-def reduce_scatter(x: Sequence[Any], op: Op = ReduceOp.SUM, group: GroupLike = None) -> Array:
+def reduce_scatter(
+    x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None
+) -> Array:
     """Return this rank's array of the reduction of lists of arrays over the group.
 
     Args:
-        x: One array for each rank; `x[i]` has the same number of elements on all ranks. It is not changed.
+        x: One array for each rank; `x[i]` has the same number of elements on all ranks. Or, with `axis` or `dim`, one
+            array that is split along that dimension. It is not changed.
         op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
         group: A ProcessGroup or a DeviceMesh; the world if None.
+        axis: The dimension along which `x` is split into equal blocks; negative ones count from the last. None: `x` is
+            a list.
+        dim: The same, by torch's name.
 
     Returns:
-        A new array with the shape of `x[rank]`: the reduction of the arrays at this place in the ranks' lists.
+        A new array with the shape of `x[rank]`: the reduction of the arrays at this place in the ranks' lists. With
+        `axis` or `dim`, the block of this rank, as of `reduce_scatter_tensor`.
 
     Raises:
-        TypeError: An argument is not an array, the dtypes differ, or the dtype is unsupported or undefined for `op`.
-        ValueError: The list has the wrong length, or `op` is unknown.
+        TypeError: An argument is not an array, the dtypes differ, the dtype is unsupported or undefined for `op`, or
+            the dimension is not an integer.
+        ValueError: The list has the wrong length, or `op` is unknown; `x` does not have that dimension, or its length
+            is not a multiple of the group's size; both `axis` and `dim` are given.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """
+    if axis is not None or dim is not None:
+        x = [*_blocks(x, group, axis, dim, "reduce_scatter", _OF_ONE_ARRAY)[0]]
     _check_list(x, "reduce_scatter", group)
     place = resolve(group).rank()
     if not 0 <= place < len(x):
@@ -438,31 +450,49 @@ def reduce_scatter_tensor(
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """
-    array, members, of = _array(x, "reduce_scatter_tensor", group), resolve(group), "reduce_scatter_tensor"
-    blocks = cut_evenly(members, of, array, dimension(members, of, array, axis, dim))
-    y: Array = new_empty(blocks.shape[1:], array)
+    blocks, _ = _blocks(x, group, axis, dim, "reduce_scatter_tensor")
+    y: Array = new_empty(blocks.shape[1:], blocks)
     _reduce_scatter_tensor(y, blocks, op, group)
     return y
 
 
+def _blocks(x: Any, group: GroupLike, axis: int | None, dim: int | None, of: str, hint: str = "") -> tuple[Any, int]:
+    """Return the ranks' equal blocks of `x`, stacked, for the user's function `of`, and the dimension that it cuts."""
+    array, members = _array(x, of, group, hint=hint), resolve(group)
+    place = dimension(members, of, array, axis, dim)
+    return cut_evenly(members, of, array, place), place
+
+
 @explaining
-def all_to_all(x: Sequence[Any], group: GroupLike = None) -> list[Array]:
+def all_to_all(x: Any, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None) -> Any:
     """Send `x[i]` to rank i, and return the arrays that the ranks send to this one.
 
     Args:
-        x: One array for each rank, all of one dtype. It is not changed.
+        x: One array for each rank, all of one dtype; or, with `axis` or `dim`, one array that is split along that
+            dimension. It is not changed.
         group: A ProcessGroup or a DeviceMesh; the world if None.
+        axis: The dimension along which `x` is split into equal blocks and the result concatenated; negative ones count
+            from the last. None: `x` is a list.
+        dim: The same, by torch's name.
 
     Returns:
-        A list of new arrays in rank order; the one from rank i has the shape of `x[i]`.
+        A list of new arrays in rank order; the one from rank i has the shape of `x[i]`. With `axis` or `dim`, they are
+        concatenated, as by `all_to_all_single`.
 
     Raises:
-        TypeError: An argument is not an array, or the dtypes differ or are unsupported.
-        ValueError: The list has the wrong length.
+        TypeError: An argument is not an array, the dtypes differ or are unsupported, or the dimension is not an
+            integer.
+        ValueError: The list has the wrong length; `x` does not have that dimension, or its length is not a multiple of
+            the group's size; both `axis` and `dim` are given.
         DistBackendError: A rank failed, the ranks' calls disagree, or the array from rank i does not have as many
             elements as `x[i]`.
         DistTimeoutError: A rank did not call within the group's timeout.
     """
+    if axis is not None or dim is not None:
+        stack, place = _blocks(x, group, axis, dim, "all_to_all", _OF_ONE_ARRAY)
+        y = new_empty(stack.shape, stack)
+        _all_to_all([*y], [*stack], group)
+        return joined_along(y, place)
     _check_list(x, "all_to_all", group)
     arrays = [_array(block, "all_to_all", group, f"x[{place}]", _OF_ALL_TO_ALL) for place, block in enumerate(x)]
     blocks = [new_empty(array.shape, array) for array in arrays]

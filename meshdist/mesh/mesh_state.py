@@ -173,6 +173,7 @@ class MeshState(CollectiveMethods):
 
     # ---- The calling rank
 
+    @explaining
     def get_rank(self) -> int:
         """Return the global rank of the caller.
 

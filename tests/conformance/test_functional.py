@@ -65,8 +65,10 @@ def along(axis, layout):
         same(gathered, whole, "gather") if rank == size - 1 else cases.same(gathered, None, "gather")
         total = np.split(reference.reduced(arrays, ReduceOp.MAX), size, place)[rank].copy()
         same(functional.reduce_scatter_tensor(x.view, "max", **names), total, "reduce_scatter_tensor")
+        same(functional.reduce_scatter(x.view, "max", **names), total, "reduce_scatter")
         exchanged = np.concatenate([parts[rank] for parts in cut], place)
         same(functional.all_to_all_single(x.view, **names), exchanged, "all_to_all_single")
+        same(functional.all_to_all(x.view, **names), exchanged, "all_to_all")
         given = x.view if rank == 0 else None
         same(functional.scatter(cut[rank][0], given, 0, **names), cut[0][rank].copy(), "scatter")
     # Rank k gets k + 1 of each array, and the last one the rest.
@@ -110,6 +112,11 @@ WRONG = {
         lambda: functional.reduce_scatter_tensor(np.zeros((4, 5)), axis=1),
         ValueError,
         r"dim 1 of x must be a multiple of 2 ranks, got \(4, 5\)",
+    ),
+    "uneven list": (
+        lambda: functional.all_to_all(np.zeros((4, 5)), dim=1),
+        ValueError,
+        r"all_to_all on group .*, got \(4, 5",
     ),
     "0-d": (lambda: functional.reduce_scatter_tensor(np.array(1)), ValueError, "dim 0 of x must be a multiple"),
     "uneven exchange": (lambda: functional.all_to_all_single(np.zeros((4, 5)), axis=1), ValueError, "5"),

@@ -97,7 +97,7 @@ def test_what_to_write_instead(call, words):
         ),
         (
             lambda x, mesh: dist.reduce_scatter(x, [x], dim=1),
-            "'dim'; meshdist.functional.reduce_scatter_tensor takes dim=, a dimension of the array; along an axis of a"
+            "'dim'; meshdist.functional.reduce_scatter takes dim=, a dimension of the array; along an axis of a"
             ' mesh: mesh["dp"].reduce_scatter(...)',
         ),
         (
@@ -138,6 +138,10 @@ def test_what_a_keyword_of_another_library_is_called_here(call, words):
         (lambda x, mesh: mesh.flatten(nme="all"), "DeviceMesh.flatten() got .*; did you mean name=?"),
         (lambda x, mesh: mesh.get_group(axis="dp"), "DeviceMesh.get_group() got .*; did you mean mesh_dim=?"),
         (lambda x, mesh: mesh.get_local_rank(axis="dp"), "DeviceMesh.get_local_rank() got .*; did you mean mesh_dim=?"),
+        (
+            lambda x, mesh: mesh.get_rank("x"),
+            "DeviceMesh.get_rank() takes 1 positional argument but 2 were given; get_local_rank(axis) is the rank",
+        ),
         (lambda x, mesh: mesh.get_group(foo=1), "DeviceMesh.get_group() got .*; it takes mesh_dim"),
         (
             lambda x, mesh: mesh.halo_exchange(x, with_corners=True),
@@ -240,6 +244,11 @@ def test_how_the_axes_of_a_mesh_are_named(call, words):
         (
             lambda: dist.Comm_split,
             "'Comm_split': `new_subgroups_by_enumeration(lists)` creates groups, and each axis of",
+        ),
+        (lambda: dist.Split, "'Split': `new_subgroups_by_enumeration(lists)` creates groups, and each axis of"),
+        (
+            lambda: dist.IN_PLACE,
+            "'IN_PLACE': `all_reduce(x)`, `broadcast(x)` and `reduce(x)` replace `x`; to keep it, use `meshdist.func",
         ),
         (lambda: dist.Comm_size, "'Comm_size'; did you mean 'get_world_size'?"),
         (lambda: dist.waitany, "'waitany': write `wait_any(works)`"),

@@ -154,14 +154,14 @@ MESSAGES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         "^np.vstack: joining along dimension 0, which is sharded",
     ),
     "an axis for a list": (
-        lambda mesh: functional.reduce_scatter([WHOLE], axis=0),  # type: ignore[call-arg]
+        lambda mesh: functional.reduce_scatter([WHOLE], axis=0),
         TypeError,
-        r"a list has a block for each rank; reduce_scatter_tensor\(x, axis=\) splits one array",
+        r"reduce_scatter on group 'world' \(.*\): x must be an array, got list; axis= and dim= split one array; a list",
     ),
     "a dim for a list": (
-        lambda mesh: functional.all_to_all([WHOLE], dim=0),  # type: ignore[call-arg]
+        lambda mesh: functional.all_to_all([WHOLE], dim=0),
         TypeError,
-        r"a list has a block for each rank; all_to_all_single\(x, axis=\) splits one array",
+        r"all_to_all on group 'world' \(.*\): x must be an array, got list",
     ),
 }
 
