@@ -50,7 +50,11 @@ def functions() -> dict[str, GroupFunction[Any, Any]]:
 def function_of(name: str) -> GroupFunction[Any, Any]:
     known = functions()
     if name not in known:
-        raise ValueError(f"unknown collective {name!r}; choose from {', '.join(sorted(known))}")
+        from meshdist._torch_names import spelt  # which an error alone needs
+
+        meant = spelt(name, known)
+        hint = "" if meant is None else f"; did you mean {meant!r}?"
+        raise ValueError(f"unknown collective {name!r}; choose from {', '.join(sorted(known))}{hint}")
     return known[name]
 
 

@@ -136,6 +136,9 @@ class Unposted(ABC):
     def await_done(self, work: Work, error_prefix: str) -> None:
         work.await_done(None, error_prefix)
 
+    def cause_of_delay(self, work: Work) -> str:
+        return ""
+
     def awaiting(self, works: Sequence[Work]) -> AbstractContextManager[None]:
         raise AssertionError("asked of works that have been posted")
 

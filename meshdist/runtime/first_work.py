@@ -12,6 +12,9 @@ from meshdist.errors import DistTimeoutError
 from meshdist.runtime.work import Work
 from meshdist.system.deadline import Timeout, seconds
 
+# How many calls the message of a timeout names.
+_MOST_NAMED = 8
+
 
 class _FirstOf(Work):
     """Stands for the first of several works that is done, in a list that may have None in the places of others."""
@@ -105,10 +108,19 @@ def wait_any(works: Sequence[Work | None], timeout: Timeout | None = None) -> in
                 work.hasten()
             limit_s = math.inf if timeout is None else seconds(timeout)
             if not first.done_within(limit_s, "wait_any"):
-                calls = (
-                    f"none of {len(present)} calls has" if len(present) > 1 else f"{present[0]._error_prefix} has not"
-                )
-                raise DistTimeoutError(f"wait_any: {calls} ended after {limit_s:g} s; call wait_any() again")
+                raise DistTimeoutError(_none_of(present, limit_s))
     place = first.place()
     assert place is not None
     return place
+
+
+def _none_of(works: Sequence[Work], limit_s: float) -> str:
+    calls = [work._error_prefix for work in works]
+    causes = ["" if work.queue is None else work.queue.cause_of_delay(work) for work in works[:_MOST_NAMED]]
+    if len(works) == 1:
+        return f"wait_any: {calls[0]} has not ended after {limit_s:g} s{causes[0]}; call wait_any() again"
+    lines = [f"wait_any: none of {len(works)} calls has ended after {limit_s:g} s; call wait_any() again"]
+    lines += [f"  {call}{cause}" for call, cause in zip(calls, causes, strict=False)]
+    if len(works) > _MOST_NAMED:
+        lines.append(f"  and {len(works) - _MOST_NAMED} more")
+    return "\n".join(lines)

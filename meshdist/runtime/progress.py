@@ -186,7 +186,7 @@ class JobQueue:
         with self._watched(error_prefix, deadline) as watch:
             if work.done_within(deadline.remaining_s(), error_prefix):
                 return
-            cause = self._cause_of_delay(work)
+            cause = self.cause_of_delay(work)
             hang_report = watch.hang_report() if watch is not None else ""
             raise DistTimeoutError(not_yet(limit_s, cause), error_prefix=error_prefix, hang_report=hang_report)
 
@@ -233,7 +233,7 @@ class JobQueue:
         """The records of the calls that are in progress."""
         return [job.record for job in list(self.jobs)]
 
-    def _cause_of_delay(self, work: Work) -> str:
+    def cause_of_delay(self, work: Work) -> str:
         job = self.first()
         missing = "" if job is None or job.waiting_for is None else job.waiting_for.missing()
         if job is None or not missing:

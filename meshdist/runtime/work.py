@@ -288,6 +288,10 @@ class WorkQueue(Protocol):
     def awaiting(self, works: Sequence[Work]) -> AbstractContextManager[None]:
         """Let observers know that this thread does nothing else until one of `works` is done or has failed."""
 
+    def cause_of_delay(self, work: Work) -> str:
+        """Return what `work` waits for, to go on a message; empty if that is unknown."""
+        ...
+
     def hasten(self) -> None:
         """Have the progress thread carry out calls now, and not after it has left them to waiting threads."""
 

@@ -337,6 +337,7 @@ def test_plan_with_limits():
         (lambda: plan({"dp": None}, 8, sizes={"tp": 2}), "sizes: there is no axis 'tp'; the axes are 'dp'"),
         (lambda: plan({"dp": None}, 8, sizes={"dp": 3}), "no mesh over 8 ranks has the axes 'dp' with sizes"),
         (lambda: plan({"dp": {"gossip": 1}}, 8), "unknown collective 'gossip'"),
+        (lambda: plan({"dp": {"allreduce": 1}}, 8), "unknown collective 'allreduce'; .*; did you mean 'all_reduce'"),
         (lambda: plan({"dp": {"all_reduce": -1}}, 8), "axis 'dp': all_reduce: bytes and calls must not be negative"),
         (lambda: plan({"dp": None}, 8, inside="tp"), "there is no axis 'tp'"),
     ],
