@@ -20,7 +20,7 @@ VARIABLE = "MESHDIST_CORE"
 
 _CHOICES = ("auto", "python", "require")
 # What this package and the module expect of each other; the same number stands in module.c.
-_INTERFACE = 24
+_INTERFACE = 25
 _CREATED = 2  # in a record; see `runtime.flight_recorder`
 
 T = TypeVar("T")

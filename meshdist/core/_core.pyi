@@ -93,6 +93,7 @@ class Step:
         own: tuple[int, int, int] = (-1, 0, 0),
         is_second: bool = False,
         yields: bool = False,
+        streams: bool = False,
     ) -> None: ...
     # True if the call was carried out; False if nothing was done; None if nothing was taken. Arrays that are moved, not
     # reduced, may lie in rows at equal distances.
@@ -127,6 +128,7 @@ class SingleCopy:
         gives: Sequence[tuple[int, int, int]],
         takes: Sequence[tuple[int, int, int]],
         written: float,
+        streams: bool,
         tables: tuple[int, int],
         pids: Sequence[int],
         reduced: tuple[str, str, int, bool, tuple[int, int], int] | None,
@@ -202,6 +204,7 @@ class ObjectSender:
         is_async: bool,
     ) -> None: ...
 
+def copy_around_caches(to: Any, from_: Any, /) -> None: ...
 def poll_any(works: list[Any], /) -> int: ...
 def configure(array: Any, is_ours: Callable[[str], bool], integer: type, empty: Callable[..., Any], /) -> None: ...
 def configure_objects(

@@ -264,30 +264,12 @@ static PyObject *barrier_arrived(Barrier *self, PyObject *number)
                                               : have_signalled(self, word, all_posts(self)));
 }
 
-/* The bytes of a contiguous array; -1 with an error set. */
-static Py_ssize_t bytes_of(PyObject *object, int flags)
-{
-    if (!is_array(object) || (((Array *)object)->flags & flags) != flags) {
-        PyErr_SetString(PyExc_TypeError, "put(place, data): both must be contiguous arrays");
-        return -1;
-    }
-    PyObject *num_bytes = PyObject_GetAttrString(object, "nbytes");
-    Py_ssize_t size = num_bytes == NULL ? -1 : PyLong_AsSsize_t(num_bytes);
-    Py_XDECREF(num_bytes);
-    return size;
-}
-
 static PyObject *barrier_put(Barrier *self, PyObject *const *args, Py_ssize_t num_args)
 {
-    Py_ssize_t room = num_args == 2 ? bytes_of(args[0], C_CONTIGUOUS | WRITEABLE) : -1;
-    Py_ssize_t size = room < 0 ? -1 : bytes_of(args[1], C_CONTIGUOUS);
-    if (size < 0 || size != room) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_TypeError, "put(place, data): two arrays of equal size");
+    char *place, *data;
+    Py_ssize_t size = read_copy("put(place, data)", args, num_args, &place, &data);
+    if (size < 0)
         return NULL;
-    }
-    char *place = ((Array *)args[0])->data;
-    const char *data = ((Array *)args[1])->data;
     PyThreadState *thread = size > LONG ? PyEval_SaveThread() : NULL;
     copy_out(&self->pace, place, data, size);
     if (thread != NULL)

@@ -73,7 +73,7 @@ enum { YIELD_NS = 200000 };
 /* How long it waits until an announced message is taken, before Python goes on with that. */
 enum { TAKEN_NS = 1000000 };
 
-/* ---- copy_around_caches.c: into memory that another rank reads next */
+/* ---- copy_around_caches.c: into memory that another rank reads next, or none soon */
 /* Which way is the faster one, for one rank that writes and those that read. */
 typedef struct {
     uint32_t copies;
@@ -82,6 +82,11 @@ typedef struct {
 } Pace;
 
 void copy_out(Pace *pace, char *to, const char *from, Py_ssize_t size);
+/* Copy what a rank takes, or keeps; if it `streams`, the copy is not left in the caches. */
+void copy_in(bool streams, char *to, const char *from, Py_ssize_t size);
+/* The arguments of a function that copies one contiguous array into another of equal size; -1 with an error set. */
+Py_ssize_t read_copy(const char *function, PyObject *const *args, Py_ssize_t num_args, char **to, char **from);
+extern PyMethodDef copy_functions[];
 
 /* From so many bytes on, other threads may run during a copy. */
 enum { LONG = 32 << 10 };
@@ -188,6 +193,7 @@ typedef struct {
     char *totals[2]; /* where the result is put together, from which it is taken; the array received if NULL */
     bool is_second;  /* of two steps with the same phase */
     bool yields;     /* other threads may run while it copies and reduces */
+    bool streams;    /* what is taken is not left in the caches */
     /* If no rank knows all sizes: those of this rank, and the table of all ranks' as it was when they were compared. */
     PyObject *agreed;
     char *sizes, *tables[2];

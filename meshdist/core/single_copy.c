@@ -37,6 +37,7 @@ typedef struct {
     int rank, num_ranks, num_sent, num_received;
     Block *gives, *takes; /* for each rank and from each rank */
     double written;       /* the share that the sender writes; of what is reduced, all or nothing */
+    bool streams;         /* what the rank keeps is not left in the caches */
     long *pids;
     int64_t *tables[2];
     Reduction reduction; /* none if `combine` is NULL */
@@ -149,7 +150,7 @@ static void keep_own(const SingleCopy *self, char *const *sent, char *const *rec
     if (give->which < 0 || take->which < 0)
         return;
     PyThreadState *thread = take->num_bytes > LONG ? PyEval_SaveThread() : NULL;
-    memmove(find(take, received), find(give, sent), take->num_bytes);
+    copy_in(self->streams, find(take, received), find(give, sent), take->num_bytes);
     if (thread != NULL)
         PyEval_RestoreThread(thread);
 }
@@ -363,9 +364,9 @@ static PyObject *single_copy_new(PyTypeObject *type, PyObject *args, PyObject *k
     PyObject *barrier, *wait, *check, *refuse, *keeps, *gives, *takes, *pids, *reduced, *agreed;
     double written;
     unsigned long long fingerprint, even_table, odd_table;
-    int rank, num_ranks, num_sent, num_received;
-    if (!PyArg_ParseTuple(args, "O!KOOOO(ii)(ii)OOd(KK)OOS", barrier_type, &barrier, &fingerprint, &wait, &check, &refuse,
-                          &keeps, &rank, &num_ranks, &num_sent, &num_received, &gives, &takes, &written, &even_table,
+    int rank, num_ranks, num_sent, num_received, streams;
+    if (!PyArg_ParseTuple(args, "O!KOOOO(ii)(ii)OOdp(KK)OOS", barrier_type, &barrier, &fingerprint, &wait, &check, &refuse,
+                          &keeps, &rank, &num_ranks, &num_sent, &num_received, &gives, &takes, &written, &streams, &even_table,
                           &odd_table, &pids, &reduced, &agreed))
         return NULL;
     if (PyBytes_GET_SIZE(agreed) && PyBytes_GET_SIZE(agreed) != (Py_ssize_t)(2 * sizeof(int64_t)) * num_ranks * num_ranks) {
@@ -391,7 +392,7 @@ static PyObject *single_copy_new(PyTypeObject *type, PyObject *args, PyObject *k
     self->fingerprint = fingerprint;
     self->wait = Py_NewRef(wait), self->check = Py_NewRef(check), self->refuse = Py_NewRef(refuse);
     self->keeps = Py_NewRef(keeps), self->agreed = Py_NewRef(agreed);
-    self->written = written;
+    self->written = written, self->streams = streams;
     self->reduction = reduction, self->keeps_segment = keeps_segment;
     self->element_bytes = itemsize / reduction.elements, self->piece_bytes = piece_bytes;
     self->scratch[0] = (char *)(uintptr_t)first, self->scratch[1] = (char *)(uintptr_t)second;
@@ -457,7 +458,7 @@ static PyType_Slot slots[] = {
     {Py_tp_clear, single_copy_clear}, {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, members},
     {Py_tp_methods, methods},
     {Py_tp_doc, "SingleCopy(barrier, fingerprint, wait, check, refuse, keeps, (rank, num_ranks), (num_sent, num_received), "
-                "gives, takes, written, tables, pids, reduced, agreed): a call of many bytes. It returns True, or False if it did nothing."},
+                "gives, takes, written, streams, tables, pids, reduced, agreed): a call of many bytes. It returns True, or False if it did nothing."},
     {0, NULL},
 };
 

@@ -59,7 +59,7 @@ int step_begin(Step *self, char *const *sent, char *const *received, const Strid
     int status = barrier_signal(self->barrier, self->fingerprint, self->awaited, word);
     for (const Kept *kept = self->kept; kept < self->kept + self->num_kept; kept++) {
         if (strided == NULL)
-            memmove(received[kept->to] + kept->place, sent[kept->from] + kept->begin, kept->num_bytes);
+            copy_in(self->streams, received[kept->to] + kept->place, sent[kept->from] + kept->begin, kept->num_bytes);
         else
             keep_rows(kept, strided);
     }
@@ -119,7 +119,7 @@ static void reduce_and_take(Step *self, int phase, char *const *sent, char *cons
     Py_ssize_t shift = shift_of(self, phase);
     for (const struct Part *part = takes->parts; part < takes->parts + takes->count; part++) {
         if (strided == NULL)
-            memcpy(received[part->which] + part->offset, part->place + shift, part->num_bytes);
+            copy_in(self->streams, received[part->which] + part->offset, part->place + shift, part->num_bytes);
         else
             copy_rows(&strided->received[part->which], part->offset + strided->begin, part->place + shift, part->num_bytes,
                       false);
@@ -308,11 +308,11 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     const char *op = "";
     Py_ssize_t awaited, phase_bytes, itemsize = 0, count = 0;
     struct Own own = {-1, 0, 0};
-    int is_second = 0, yields = 0;
-    if (!PyArg_ParseTuple(args, "O!KO(nnS)OiiOOO|sCniOn(KK)SK(KK)(iin)pp", barrier_type, &barrier, &fingerprint, &wait, &awaited,
+    int is_second = 0, yields = 0, streams = 0;
+    if (!PyArg_ParseTuple(args, "O!KO(nnS)OiiOOO|sCniOn(KK)SK(KK)(iin)ppp", barrier_type, &barrier, &fingerprint, &wait, &awaited,
                           &phase_bytes, &text, &keeps, &num_sent, &num_received, &puts, &takes, &kept, &op, &kind,
                           &itemsize, &num_rows, &rows, &count, &even_total, &odd_total, &agreed, &sizes, &even_table,
-                          &odd_table, &own.row, &own.which, &own.offset, &is_second, &yields))
+                          &odd_table, &own.row, &own.which, &own.offset, &is_second, &yields, &streams))
         return NULL;
     Reduction reduction = {NULL, 1, false};
     if (PyBytes_GET_SIZE(text) > CALL_TEXT_BYTES) {
@@ -337,7 +337,7 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     self->num_rows = num_rows;
     self->own = own;
     self->totals[0] = (char *)(uintptr_t)even_total, self->totals[1] = (char *)(uintptr_t)odd_total;
-    self->is_second = is_second, self->yields = yields;
+    self->is_second = is_second, self->yields = yields, self->streams = streams;
     self->count = count * reduction.elements;
     self->itemsize = itemsize / (reduction.averages ? reduction.elements : 1);
     if (agreed != NULL && PyBytes_GET_SIZE(agreed)) {
@@ -410,7 +410,7 @@ static PyType_Slot slots[] = {
     {Py_tp_new, step_new}, {Py_tp_dealloc, step_dealloc}, {Py_tp_traverse, step_traverse}, {Py_tp_clear, step_clear},
     {Py_tp_call, PyVectorcall_Call}, {Py_tp_methods, methods}, {Py_tp_members, members},
     {Py_tp_doc, "Step(barrier, fingerprint, wait, (awaited, phase_bytes, text), keeps, num_sent, num_received, puts, takes, kept, op, kind, "
-                "itemsize, num_rows, rows, count, totals, agreed, sizes, tables, own, is_second, yields): a call of few bytes; None if its reduction is left to NumPy. "
+                "itemsize, num_rows, rows, count, totals, agreed, sizes, tables, own, is_second, yields, streams): a call of few bytes; None if its reduction is left to NumPy. "
                 "It returns True, False if it did nothing, and None if it took nothing, since the ranks' sizes are others."},
     {0, NULL},
 };

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 
 from meshdist.errors import DistBackendError, DistError
 
@@ -20,6 +21,7 @@ CLOSE_ON_EXEC: int = getattr(os, "O_CLOEXEC", 0)
 
 # With NumPy and this package it is 20 MiB of its own; a little program, or a fork, takes less.
 _LEAST_OF_A_PROCESS = 8 << 20
+_CACHES = "/sys/devices/system/cpu/cpu0/cache"
 _NO_PROCESSES = (
     "ranks that are processes need Linux or macOS; on Windows, run them as threads, meshdist.run(fn, world_size), or"
     " use the Windows Subsystem for Linux"
@@ -84,6 +86,29 @@ def cores() -> set[int]:
 
 def available_cores() -> int:
     return len(cores())
+
+
+@cache
+def cache_bytes() -> int:
+    """Return the size of the caches that processors of this host share, of all together; 0 where it is not known."""
+    if sys.platform != "linux":
+        return 0
+    try:
+        last = max(name for name in os.listdir(_CACHES) if name.startswith("index"))  # the largest
+        with open(f"{_CACHES}/{last}/size") as file:
+            size = file.read().strip()
+        with open(f"{_CACHES}/{last}/shared_cpu_list") as file:
+            num_sharing = sum(_length(part) for part in file.read().strip().split(","))
+        kibibytes = int(size.removesuffix("K"))
+    except (OSError, ValueError):
+        return 0
+    return (kibibytes << 10) * -(-(os.cpu_count() or 1) // num_sharing)
+
+
+def _length(processors: str) -> int:
+    """Return how many processors a part of a list, such as "0-7" or "3", names."""
+    first, _, last = processors.partition("-")
+    return int(last or first) - int(first) + 1
 
 
 def local_world_size() -> int:

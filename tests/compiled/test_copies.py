@@ -51,3 +51,30 @@ def test_only_contiguous_arrays_of_equal_size_are_put():
     for place, data in ((np.zeros(3), np.zeros(4)), (np.zeros(8)[::2], np.zeros(4)), (np.zeros(4), [0, 0, 0, 0])):
         with pytest.raises(TypeError, match="put"):
             barrier.put(place, data)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 8, 63])
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_copied_around_the_caches_is_the_same_and_nothing_else_is_written(size, offset):
+    whole = np.zeros(offset + size + 64, np.uint8)
+    data = np.random.default_rng(size).integers(1, 256, size, np.uint8)
+    core.module.copy_around_caches(whole[offset : offset + size], data)
+    assert np.array_equal(whole[offset : offset + size], data)
+    assert not whole[:offset].any()
+    assert not whole[offset + size :].any()
+
+
+@pytest.mark.parametrize("distance", [0, 1, 64, -1, -64])
+def test_copies_around_the_caches_may_overlap(distance):
+    whole = np.arange(40_000, dtype=np.uint16)
+    wanted = whole[1000:31_000].copy()
+    core.module.copy_around_caches(whole[1000 + distance : 31_000 + distance], whole[1000:31_000])
+    assert np.array_equal(whole[1000 + distance : 31_000 + distance], wanted)
+
+
+def test_only_contiguous_arrays_of_equal_size_are_copied_around_the_caches():
+    fixed = np.zeros(4)
+    fixed.flags.writeable = False
+    for to, given in ((np.zeros(3), np.zeros(4)), (np.zeros(8)[::2], np.zeros(4)), (np.zeros(4), 0), (fixed, fixed)):
+        with pytest.raises(TypeError, match=r"copy_around_caches\(to, from\): two contiguous arrays of equal size"):
+            core.module.copy_around_caches(to, given)

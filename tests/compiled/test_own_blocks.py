@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 
 import meshdist as dist
 from meshdist import core
+from meshdist.backends.gloo.shm import shm_group
+from meshdist.system import platform
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -68,10 +71,10 @@ class Call:
 NAMES = ["all_to_all_single", "all_to_all", "all_gather_into_tensor", "all_gather", "gather", "scatter"]
 
 
-def again_and_again(name, length, is_async):
+def again_and_again(name, length, is_async, times=6):
     rank = dist.get_rank()
     call = Call(name, rank, dist.get_world_size(), length)
-    for number in range(6):
+    for number in range(times):
         if number == 4 and rank == 0:
             threading.Event().wait(0.05)  # longer than the core waits: the others go on in Python
         outputs, wanted = call.make(number, **({"async_op": True} if is_async else {}))
@@ -86,10 +89,10 @@ def test_every_rank_gets_every_block(trio, name, length, is_async):
     trio.run(again_and_again, name, length, is_async)
 
 
-def in_place():
-    rank, size, length = dist.get_rank(), dist.get_world_size(), 50
+def in_place(length=50, times=4):
+    rank, size = dist.get_rank(), dist.get_world_size()
     wanted = np.concatenate(gathered(size, length, 0))
-    for _ in range(4):
+    for _ in range(times):
         whole = np.zeros(size * length)
         own = whole[rank * length : (rank + 1) * length]
         own[:] = blocks(rank, size, length)[0]
@@ -108,3 +111,44 @@ def in_place():
 
 def test_an_output_may_be_where_its_block_is_sent_from(trio):
     trio.run(in_place)
+
+
+def with_caches_that_hold_nothing(program, *args):
+    known, shm_group.cache_bytes = shm_group.cache_bytes, lambda: 1
+    try:
+        program(*args)
+    finally:
+        shm_group.cache_bytes = known
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_way_brings_every_block_past_the_caches(trio, name):
+    # So often that every way of moving them is tried. The plans are new ones, of blocks that are not whole cache lines.
+    trio.run(with_caches_that_hold_nothing, again_and_again, name, 20_011, False, 30)
+
+
+def test_past_the_caches_an_output_may_be_where_its_block_is_sent_from(trio):
+    trio.run(with_caches_that_hold_nothing, in_place, 20_013, 30)
+
+
+@pytest.mark.parametrize(
+    ("files", "num_processors", "num_bytes"),
+    [
+        (
+            {"index2/size": "1024K\n", "index3/size": "32768K\n", "index3/shared_cpu_list": "0-7\n", "uevent": ""},
+            20,
+            3 << 25,
+        ),
+        ({"index0/size": "32K\n", "index0/shared_cpu_list": "0,2\n"}, 2, 32 << 10),
+        ({"index0/size": "32K\n"}, 2, 0),
+        ({"uevent": ""}, 2, 0),
+        ({"index0/size": "much\n", "index0/shared_cpu_list": "0\n"}, 2, 0),
+    ],
+)
+def test_the_size_of_the_caches(monkeypatch, tmp_path, files, num_processors, num_bytes):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(platform, "_CACHES", str(tmp_path))
+    monkeypatch.setattr(os, "cpu_count", lambda: num_processors)
+    assert platform.cache_bytes.__wrapped__() == num_bytes

@@ -9,6 +9,8 @@ import calls
 import numpy as np
 
 import meshdist as dist
+from meshdist.backends.gloo.shm import shm_group
+from meshdist.system.platform import cache_bytes
 
 SHARED, VIEW, STRIDED, ORDINARY = "shared", "view of a shared one", "strided shared", "ordinary"
 
@@ -19,6 +21,7 @@ class Example(NamedTuple):
     case: calls.Case
     give: tuple[str, ...]
     take: tuple[str, ...]
+    exceeds_caches: bool = False  # the arrays are taken to be more than the caches hold
 
 
 def placed(content: np.ndarray, kind: str) -> np.ndarray:
@@ -38,6 +41,7 @@ def placed(content: np.ndarray, kind: str) -> np.ndarray:
 def wrong_outputs(example: Example) -> list[str]:
     """Make the call, twice; return what is wrong with its outputs, or changed of its inputs."""
     rank, size = dist.get_rank(), dist.get_world_size()
+    shm_group.cache_bytes = (lambda: 1) if example.exceeds_caches else cache_bytes
     made = calls.make(example.case, rank, size)
     give = [placed(content, example.give[rank]) for content in made.give]
     take = [placed(content, example.take[rank]) for content in made.take]

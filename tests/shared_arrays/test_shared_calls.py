@@ -49,7 +49,7 @@ def examples(draw: st.DrawFn, size: int) -> Example:
     )
     if case.collective == "all_to_all_single" and case.rows is not None:
         case = calls.Case(**{**case.__dict__, "shape": (1, 3)})
-    return Example(case, kinds(), kinds())
+    return Example(case, kinds(), kinds(), draw(st.booleans()))
 
 
 @pytest.mark.parametrize("backend", ["gloo", "gloo-slots"])
@@ -70,8 +70,10 @@ def test_whatever_the_ranks_pass(worlds, backend, size):
 @pytest.mark.parametrize("kinds", [(SHARED, ORDINARY, SHARED, SHARED), (SHARED, VIEW, SHARED, SHARED)])
 @pytest.mark.parametrize("collective", OF_BLOCKS)
 def test_four_ranks(worlds, backend, kinds, collective):
-    case = calls.Case(collective, "int32", (100_003,), root=1)
-    assert worlds.world(backend, 4).run(wrong_outputs, Example(case, kinds, kinds)) == [[]] * 4
+    for number, exceeds_caches in enumerate((False, True)):
+        case = calls.Case(collective, "int32", (100_003 + number,), root=1)
+        example = Example(case, kinds, kinds, exceeds_caches)
+        assert worlds.world(backend, 4).run(wrong_outputs, example) == [[]] * 4
 
 
 @pytest.mark.parametrize("op", ["sum", "avg"])

@@ -312,3 +312,4 @@ class StepCopies(NamedTuple):
     own: tuple[int, int, int] = (-1, 0, 0)  # the row that is not in a slot: its number, the array sent, and the offset
     is_second: bool = False  # of two steps that have the same phase
     yields: bool = False  # other threads may run meanwhile
+    streams: bool = False  # what is taken and kept is not left in the caches

@@ -92,6 +92,7 @@ class SingleCopyPlan(CopyingPlan):
         self.give, self.take, self.written = give, take, written
         # Where the blocks lie in the arrays of a call.
         self._places = places_in(call.send, give(call.send)), places_in(call.recv, take(call.recv))
+        self._streams = shm.streams(call)
         self._agreed = b""
         self._compiled: SingleCopy | None = None
         self._is_compiled = False
@@ -153,6 +154,7 @@ class SingleCopyPlan(CopyingPlan):
             gives,
             takes,
             self.written,
+            self._streams,
             (shm.region.table(0, 0).ctypes.data, shm.region.table(1, 0).ctypes.data),
             [memory.pid for memory in shm.memories],
             self.reduced(),

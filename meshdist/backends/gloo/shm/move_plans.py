@@ -160,6 +160,7 @@ class ChunkedMove(InChunks, CopyingPlan):
         share = chunk_bytes // call.size
         self.chunk_bytes = chunk_bytes if spec.shared else share & -LINE_BYTES or share
         self._places = places_in(call.send, spec.give(call.send)), places_in(call.recv, spec.take(call.recv))
+        self._streams = shm.streams(call)
         shm.reserve(chunk_bytes)
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
@@ -213,6 +214,7 @@ class ChunkedMove(InChunks, CopyingPlan):
                     for base in bases
                 ],
                 kept=kept_of(gives[rank], takes[rank], sizes[-1]),
+                streams=self._streams,
             )
             runs.append(Run(copies, None, count))
         return runs, (num_sent, num_received)

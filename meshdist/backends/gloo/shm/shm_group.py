@@ -24,13 +24,14 @@ from meshdist.backends.gloo.shm.single_copy import Memory, address_of, allow_pee
 from meshdist.backends.gloo.shm.tuning import Mode, Tuning
 from meshdist.collectives.dataflow import Blocks
 from meshdist.errors import DistBackendError
+from meshdist.runtime.call import Call, each
 from meshdist.runtime.call_mismatch import SET_UP
 from meshdist.runtime.departure import LeftOut
 from meshdist.runtime.doorbells import SocketDoorbells
 from meshdist.runtime.log import RankLog
 from meshdist.runtime.waiting import Waitable
 from meshdist.system.env_flags import tuning_mode
-from meshdist.system.platform import cores, local_world_size
+from meshdist.system.platform import cache_bytes, cores, local_world_size
 from meshdist.system.tuning_cache import TuningCache
 
 # Size of one piece of scratch: fits the second-level cache together with what it is added to.
@@ -138,6 +139,14 @@ class ShmGroup:
             )
         if not self._segment.is_anonymous and first_time("memfd"):
             _log.warning("memfd_create is missing or refused: shared memory is in /dev/shm, which may be small")
+
+    def streams(self, call: Call) -> bool:
+        """Return whether the arrays of a call, on all ranks, are more than the caches hold; each rank may decide alone.
+
+        What is copied into them then need not be left in the caches.
+        """
+        num_bytes: int = sum(array.nbytes for array in (*each(call.send), *each(call.recv)))
+        return self.backend.size * num_bytes > cache_bytes() > 0
 
     def reserve(self, num_bytes: int) -> None:
         if num_bytes > self._reserved:

@@ -11,6 +11,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+import numpy as np
+
+from meshdist import core
 from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import quiet_runner
 from meshdist.backends.gloo.shm.barrier_plans import BarrierPlan
@@ -150,14 +153,17 @@ class SharedMove(SharedPlan):
         givers = range(call.size) if spec.giver is None else (spec.giver,)
         super().__init__(shm, call, spec.give, givers, fallback)
         self._spec = spec
+        self._copy: Callable[[Array, Array], object] = (
+            core.module.copy_around_caches if core.module is not None and shm.streams(call) else np.copyto
+        )
 
     def run_in_place(self, send: Buffers, recv: Buffers, phase: int) -> None:
         take = self._spec.take(recv)
         own, kept = self.give(send)[self.rank], take[self.rank]
         if own is not None and kept is not None:
-            kept[...] = own
+            self._copy(kept, own)
         for step in range(1, self.size):
             peer = (self.rank + step) % self.size
             block = take[peer]
             if block is not None and block.size:
-                block[...] = self.descriptors.view(phase, peer, block.dtype, block.size)
+                self._copy(block, self.descriptors.view(phase, peer, block.dtype, block.size))
