@@ -35,10 +35,14 @@ if TYPE_CHECKING:
     from meshdist.core import Chunks, Step
 
 # From so many bytes on, the core copies them once rather than twice through the slots; more where ranks share cores, to
-# whom a second step is dear, and still more for a broadcast there, whose one block all take out of the cache. Measured
-# on 2 and 4 ranks, on 2 cores of an Intel Xeon: an all-gather of 64 KiB took 6 us instead of 15, an all-to-all of 1 MiB
-# 300 instead of 500.
+# whom a second step is dear. Measured on 2 and 4 ranks, on 2 cores of an Intel Xeon: an all-gather of 64 KiB took 6 us
+# instead of 15, an all-to-all of 1 MiB 300 instead of 500.
 _READ_BYTES, _READ_BYTES_ON_SHARED_CORES = TUNED_BYTES, 256 << 10
+# But where ranks share cores, a block for all goes through the slots, whose readers take it out of the cache one after
+# another, and so do exchanges from so many bytes on, which the cache does not hold: copies out of a slot go around it,
+# those by the kernel do not. On 4 ranks, on 2 cores of an AMD EPYC, all-gathers of 1 to 64 MiB took 0.65 to 0.75 of the
+# time so, broadcasts of 4 to 64 MiB 0.8, exchanges of 8 and 16 MiB 0.75 to 0.85, but of 1 MiB 1.4 times as long.
+_CHUNKED_BYTES_ON_SHARED_CORES = 8 << 20
 # Without the core, the longest block that moves through the slots although the kernel could copy it. While the slots
 # stay in the cache, two copies by the processor take less time than finding the block's pages, and the ranks copy in
 # the next chunk while others copy out the last. Measured on 2 and 4 ranks, on 2 cores.
@@ -111,11 +115,14 @@ def _in_words(written: float) -> str:
 def moves_through_slots(shm: ShmGroup, spec: TransferSpec, longest: int) -> bool:
     """Return whether blocks are guessed to be faster through the slots than in single copies."""
     if shm.compiled:
+        num_bytes = moved_bytes(shm, spec, longest)
         if shm.tuning.has_cores:
-            return moved_bytes(shm, spec, longest) < _READ_BYTES
-        is_broadcast = spec.shared and spec.giver is not None
-        least = shm.region.slots.slot_bytes + 1 if is_broadcast else _READ_BYTES_ON_SHARED_CORES
-        return moved_bytes(shm, spec, longest) < least
+            return num_bytes < _READ_BYTES
+        if spec.shared and spec.taker is None:
+            return True
+        is_exchange = spec.giver is None and spec.taker is None
+        is_long = is_exchange and num_bytes >= _CHUNKED_BYTES_ON_SHARED_CORES
+        return is_long or num_bytes < _READ_BYTES_ON_SHARED_CORES
     if spec.shared:
         return longest <= (CHUNKED_BYTES_WRITTEN if spec.written == 1 and shm.writes else CHUNKED_BYTES)
     return longest * shm.backend.size**3 <= (CHUNKED_BYTES_OF_ALL if spec.giver is None else CHUNKED_BYTES_OF_ONE)
