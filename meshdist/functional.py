@@ -416,7 +416,10 @@ def reduce_scatter(
         DistTimeoutError: A rank did not call within the group's timeout.
     """
     if axis is not None or dim is not None:
-        x = [*_blocks(x, group, axis, dim, "reduce_scatter", _OF_ONE_ARRAY)[0]]
+        blocks, _ = _blocks(x, group, axis, dim, "reduce_scatter", _OF_ONE_ARRAY)
+        block: Array = new_empty(blocks.shape[1:], blocks)
+        _reduce_scatter(block, [*blocks], op, group)
+        return block
     _check_list(x, "reduce_scatter", group)
     place = resolve(group).rank()
     if not 0 <= place < len(x):

@@ -73,8 +73,10 @@ enum { YIELD_NS = 200000 };
 /* How long it waits until an announced message is taken, before Python goes on with that. */
 enum { TAKEN_NS = 1000000 };
 /* Either of them for a message of so many bytes: where ranks share cores, the peer may have to wait for its turn, or to copy
-   another message of this size first. That is at 2 GB/s. */
-static inline int64_t for_bytes(int64_t ns, Py_ssize_t num_bytes) { return ns + num_bytes / 2; }
+   another message of this size first. That is at 2 GB/s; but meanwhile nobody looks for signals, or for ranks that are
+   gone. */
+enum { MOST_BYTES_AWAITED = 32 << 20 };
+static inline int64_t for_bytes(int64_t ns, Py_ssize_t num_bytes) { return ns + least(num_bytes, MOST_BYTES_AWAITED) / 2; }
 
 /* ---- copy_around_caches.c: into memory that another rank reads next, or none soon */
 /* Which way is the faster one, for one rank that writes and those that read. */

@@ -179,7 +179,12 @@ class HangWatchdog:
             watch.instead = waitable.instead()
             self._begin(watch)
         if watch is not None and lasts_s >= self.detects_from_s:
-            watch.blocked = self.detector.look(watch.blocked, waitable)
+            try:
+                watch.blocked = self.detector.look(watch.blocked, waitable)
+            except DistError:
+                if wait is None:  # the caller does not have it yet
+                    watch.end()
+                raise
         return watch
 
     def leave(self) -> None:

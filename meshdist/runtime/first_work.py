@@ -116,7 +116,8 @@ def wait_any(works: Sequence[Work | None], timeout: Timeout | None = None) -> in
 
 def _none_of(works: Sequence[Work], limit_s: float) -> str:
     calls = [work._error_prefix for work in works]
-    causes = ["" if work.queue is None else work.queue.cause_of_delay(work) for work in works[:_MOST_NAMED]]
+    queues = [(work, work.queue) for work in works[:_MOST_NAMED]]  # another thread may take it out
+    causes = ["" if queue is None else queue.cause_of_delay(work) for work, queue in queues]
     if len(works) == 1:
         return f"wait_any: {calls[0]} has not ended after {limit_s:g} s{causes[0]}; call wait_any() again"
     lines = [f"wait_any: none of {len(works)} calls has ended after {limit_s:g} s; call wait_any() again"]

@@ -22,6 +22,7 @@ from meshdist import core
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.runtime.flight_recorder import CODE, COMPLETED, CREATED, INSTRUCTION, STARTED, Record, clock
 from meshdist.runtime.waiting import (
+    EXPLAINED_FROM_S,
     LONGEST_POLL_INTERVAL_S,
     Doorbell,
     Doorbells,
@@ -37,8 +38,6 @@ from meshdist.runtime.work import PlannedWork, ProgressThread, Work, carried, no
 from meshdist.system.deadline import Deadline
 from meshdist.system.platform import let_others_run, start_thread
 
-# Shorter waits, which only poll, do not make the ranks exchange their states to explain the delay.
-_EXPLAINED_FROM_S = 1.0
 # How often the thread checks all queues before it sleeps; some tens of microseconds. It yields the processor after each
 # check, to a peer on the same core and to the caller's computation.
 SPINS = 50
@@ -94,11 +93,11 @@ class Job:
             if self.deadline is None:
                 self.deadline = Deadline(self.timeout_s)
             elif check:
-                expired = self.deadline.expired()
-                if observer is not None:
+                missing = waitable.missing() if self.deadline.expired() else None
+                if observer is not None and (missing is None or self.timeout_s >= EXPLAINED_FROM_S):
                     self.watch = observer.look(self.watch, self.error_prefix, self.deadline, waitable)
-                if expired:
-                    raise timed_out(self.error_prefix, self.timeout_s, waitable, self.watch)
+                if missing is not None and not waitable.ready():
+                    raise timed_out(self.error_prefix, self.timeout_s, missing, self.watch)
         except BaseException as error:  # raised again where the user waits for this work
             if self.watch is not None and isinstance(error, DistError):
                 error = self.watch.give_up(error) or error
@@ -180,7 +179,7 @@ class JobQueue:
     def wait_for(self, work: Work, error_prefix: str, limit_s: float) -> None:
         """Block until `work` is done or has failed; after `limit_s` raise DistTimeoutError with the missing ranks."""
         deadline = Deadline(limit_s)
-        patience = grace_s(limit_s) if limit_s >= _EXPLAINED_FROM_S else limit_s
+        patience = grace_s(limit_s) if limit_s >= EXPLAINED_FROM_S else limit_s
         if work.done_within(patience, error_prefix):
             return
         with self._watched(error_prefix, deadline) as watch:
@@ -219,7 +218,7 @@ class JobQueue:
             observer is not None
             and job is not None
             and job.waiting_for is not None
-            and deadline.timeout_s >= _EXPLAINED_FROM_S
+            and deadline.timeout_s >= EXPLAINED_FROM_S
         ):
             watch = observer.look(None, error_prefix, deadline, job.waiting_for)
         try:

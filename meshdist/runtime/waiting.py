@@ -260,6 +260,9 @@ class WaitObserver(Protocol):
         """Note that the thread that has waited for async calls goes on."""
 
 
+# The least timeout whose error explains who waits for whom, even if this rank has not run since it began to wait: then
+# it is looked into at the deadline. Shorter ones end on time.
+EXPLAINED_FROM_S = 1.0
 # Until the first of these times it may still be proven that ranks wait for each other, which says it all.
 _SHORTEST_GRACE_S, _LONGEST_GRACE_S = 3.0, 30.0
 
@@ -326,12 +329,13 @@ def wait_until(
     watch: Watch | None = None
     try:
         while not is_ready(waitable):
-            expired = deadline.expired()
-            # Also then, in case this rank has had no processor since the wait became long.
-            if observer is not None:
+            missing = waitable.missing() if deadline.expired() else None
+            if observer is not None and (missing is None or deadline.timeout_s >= EXPLAINED_FROM_S):
                 watch = observer.look(watch, error_prefix, deadline, waitable)
-            if expired:
-                raise timed_out(error_prefix, deadline.timeout_s, waitable, watch)
+            if missing is not None:
+                if waitable.ready():  # the look may have taken its time
+                    return
+                raise timed_out(error_prefix, deadline.timeout_s, missing, watch)
             # Arm before every sleep: the check may have found a new source to wake from, such as a peer's new channel.
             waitable.arm(bell)
             armed = True
@@ -351,8 +355,8 @@ def wait_until(
             watch.end()
 
 
-def timed_out(error_prefix: str, timeout_s: float, waitable: Waitable, watch: Watch | None) -> DistTimeoutError:
-    missing = waitable.missing()  # first, since other ranks may give up while the hang report is made
+def timed_out(error_prefix: str, timeout_s: float, missing: str, watch: Watch | None) -> DistTimeoutError:
+    """Return the error of a wait; `missing` is of before the report, as other ranks may give up while that is made."""
     hang_report = "" if watch is None else watch.hang_report()
     return DistTimeoutError(
         f"timed out after {timeout_s:g} s waiting for {missing}", error_prefix=error_prefix, hang_report=hang_report

@@ -152,3 +152,36 @@ def test_the_size_of_the_caches(monkeypatch, tmp_path, files, num_processors, nu
     monkeypatch.setattr(platform, "_CACHES", str(tmp_path))
     monkeypatch.setattr(os, "cpu_count", lambda: num_processors)
     assert platform.cache_bytes.__wrapped__() == num_bytes
+
+
+@pytest.mark.parametrize("name", ["gather", "scatter", "all_gather"])
+def test_every_rank_counts_the_arrays_of_a_call_alike(trio, name):
+    assert len({*trio.run(counted_bytes, name)}) == 1
+
+
+def counted_bytes(name):
+    """Return from how many bytes of caches on a call is not one that exceeds them."""
+    rank, size, block = dist.get_rank(), dist.get_world_size(), np.zeros(100_000)
+    whole = [np.zeros(100_000) for _ in range(size)]
+    seen: list[int] = []
+    known, streams = shm_group.cache_bytes, shm_group.ShmGroup.streams
+
+    def note(shm, call):
+        for limit in range(block.nbytes, 20 * block.nbytes, block.nbytes):
+            shm_group.cache_bytes = lambda limit=limit: limit
+            if not streams(shm, call):
+                break
+        seen.append(limit)
+        return False
+
+    shm_group.ShmGroup.streams = note
+    try:
+        group = dist.new_group()
+        {
+            "gather": lambda: group.gather(block, whole if rank == 1 else None, group_dst=1),
+            "scatter": lambda: group.scatter(block, whole if rank == 1 else None, group_src=1),
+            "all_gather": lambda: group.all_gather(whole, block),
+        }[name]()
+    finally:
+        shm_group.ShmGroup.streams, shm_group.cache_bytes = streams, known
+    return seen[0]

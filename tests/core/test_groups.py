@@ -219,6 +219,20 @@ def reduce_from_outside():
         return functional.all_reduce(x, group=group).tolist() == x.tolist()
 
 
+def split_from_outside():
+    group = dist.new_group([0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [
+            call(np.ones((2, 3)), group=group, axis=1).shape
+            for call in (functional.reduce_scatter, functional.reduce_scatter_tensor, functional.all_to_all)
+        ]
+
+
+def test_a_functional_call_from_outside_that_splits_an_array_returns_one_block():
+    assert dist.run(split_from_outside, 2, timeout=20) == [[(2, 3)] * 3] * 2
+
+
 def test_a_functional_call_from_outside_returns_a_copy():
     assert dist.run(reduce_from_outside, 2, timeout=20) == [True, True]
 

@@ -11,7 +11,7 @@ import pytest
 
 from meshdist.errors import DistBackendError, DistTimeoutError
 from meshdist.runtime.doorbells import SocketDoorbells
-from meshdist.runtime.waiting import Doorbells, EventDoorbell, Waitable, grace_s, wait_any, wait_until
+from meshdist.runtime.waiting import EXPLAINED_FROM_S, Doorbells, EventDoorbell, Waitable, grace_s, wait_any, wait_until
 from meshdist.system.deadline import Deadline
 
 pytestmark = pytest.mark.timeout(30)
@@ -99,6 +99,33 @@ def test_a_lost_ring_costs_a_nap(bells):
     thread.start()
     wait_until(flag, bells.mine(), Deadline(20), "test")
     thread.join()
+
+
+class SlowLook:
+    """An observer whose look at the deadline takes so long that the flag is set meanwhile."""
+
+    def __init__(self, flag):
+        self.flag, self.num_looks = flag, 0
+
+    def look(self, wait, error_prefix, deadline, waitable):
+        self.num_looks += 1
+        if deadline.expired():
+            self.flag.set()
+
+    def leave(self):
+        raise AssertionError("not of async calls")
+
+
+def test_who_has_come_while_the_wait_is_looked_into_at_its_deadline_is_there(bells):
+    flag = Flag()
+    wait_until(flag, bells.mine(), Deadline(EXPLAINED_FROM_S), "test", SlowLook(flag))
+    assert flag.bells == []
+
+
+def test_a_short_wait_ends_at_its_deadline_without_another_look(bells):
+    flag = Flag()
+    with pytest.raises(DistTimeoutError, match="waiting for somebody"):
+        wait_until(flag, bells.mine(), Deadline(0.2), "test", SlowLook(flag))
 
 
 def test_the_deadline_says_where_and_who_is_missing(bells):

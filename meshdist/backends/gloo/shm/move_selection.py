@@ -1,9 +1,9 @@
 """Data movement: which plan carries out a TransferSpec, and that of calls whose sizes no rank knows alone.
 
 Few bytes go through the slots in one step, more in chunks. If ranks can read and write each other's memory, still more
-goes in one copy straight from the sender's array into the receiver's: the ranks write the addresses of their blocks
-into the table, step, copy, and step again before they may change their arrays. Shared arrays are copied without the
-kernel: see zero_copy.
+goes in one copy straight from the sender's array into the receiver's, where trials do not find chunks faster: the ranks
+write the addresses of their blocks into the table, step, copy, and step again before they may change their arrays.
+Shared arrays are copied without the kernel: see zero_copy.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 _READ_BYTES, _READ_BYTES_ON_SHARED_CORES = TUNED_BYTES, 256 << 10
 # But where ranks share cores, a block for all goes through the slots, whose readers take it out of the cache one after
 # another, and so do exchanges from so many bytes on, which the cache does not hold: copies out of a slot go around it,
-# those by the kernel do not. On 4 ranks, on 2 cores of an AMD EPYC, all-gathers of 1 to 64 MiB took 0.65 to 0.75 of the
-# time so, broadcasts of 4 to 64 MiB 0.8, exchanges of 8 and 16 MiB 0.75 to 0.85, but of 1 MiB 1.4 times as long.
+# those by the kernel do not. But not in large groups, whose slots are short, and whose chunks are many steps. On 4
+# ranks, on 2 cores of an AMD EPYC, all-gathers of 1 to 64 MiB took 0.65 to 0.75 of the time so, broadcasts of 4 to 64
+# MiB 0.8, exchanges of 8 and 16 MiB 0.75 to 0.85, but of 1 MiB 1.4 times as long.
 _CHUNKED_BYTES_ON_SHARED_CORES = 8 << 20
 # Without the core, the longest block that moves through the slots although the kernel could copy it. While the slots
 # stay in the cache, two copies by the processor take less time than finding the block's pages, and the ranks copy in
@@ -118,11 +119,13 @@ def moves_through_slots(shm: ShmGroup, spec: TransferSpec, longest: int) -> bool
         num_bytes = moved_bytes(shm, spec, longest)
         if shm.tuning.has_cores:
             return num_bytes < _READ_BYTES
-        if spec.shared and spec.taker is None:
-            return True
+        slot_bytes = shm.region.slots.slot_bytes
+        is_for_all = spec.shared and spec.taker is None
         is_exchange = spec.giver is None and spec.taker is None
-        is_long = is_exchange and num_bytes >= _CHUNKED_BYTES_ON_SHARED_CORES
-        return is_long or num_bytes < _READ_BYTES_ON_SHARED_CORES
+        if slot_bytes >= _SHORT_CHUNK and (is_for_all or (is_exchange and num_bytes >= _CHUNKED_BYTES_ON_SHARED_CORES)):
+            return True
+        is_broadcast = spec.shared and spec.giver is not None
+        return num_bytes < (slot_bytes + 1 if is_broadcast else _READ_BYTES_ON_SHARED_CORES)
     if spec.shared:
         return longest <= (CHUNKED_BYTES_WRITTEN if spec.written == 1 and shm.writes else CHUNKED_BYTES)
     return longest * shm.backend.size**3 <= (CHUNKED_BYTES_OF_ALL if spec.giver is None else CHUNKED_BYTES_OF_ONE)

@@ -145,7 +145,12 @@ class ShmGroup:
 
         What is copied into them then need not be left in the caches.
         """
-        num_bytes: int = sum(array.nbytes for array in (*each(call.send), *each(call.recv)))
+        sides = [each(call.send)] if call.send is call.recv else [each(call.send), each(call.recv)]
+        sizes = [array.nbytes for side in sides for array in side]
+        if call.root is None or not sizes:
+            num_bytes: int = sum(sizes)
+        else:  # this rank has one block, or is the root and has those of all as well
+            num_bytes = len(sides) * min(sizes)
         return self.backend.size * num_bytes > cache_bytes() > 0
 
     def reserve(self, num_bytes: int) -> None:
