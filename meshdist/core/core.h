@@ -78,7 +78,7 @@ enum { TAKEN_NS = 1000000 };
 enum { MOST_BYTES_AWAITED = 32 << 20 };
 static inline int64_t for_bytes(int64_t ns, Py_ssize_t num_bytes) { return ns + least(num_bytes, MOST_BYTES_AWAITED) / 2; }
 
-/* ---- copy_around_caches.c: into memory that another rank reads next, or none soon */
+/* ---- copy_around_caches.c: copies that need not be left in the caches of this processor */
 /* Which way is the faster one, for one rank that writes and those that read. */
 typedef struct {
     uint32_t copies;

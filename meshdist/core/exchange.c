@@ -111,7 +111,8 @@ static int await_taken(Exchange *self, int leg, const Sent *sent)
     const Ring *ring = self->legs[leg].ring;
     bool is = ring_is_taken(ring, number);
     Py_BEGIN_ALLOW_THREADS
-    for (int64_t until = now_ns() + for_bytes(TAKEN_NS, ring->kind.num_bytes); !is && now_ns() < until; is = ring_is_taken(ring, number))
+    int64_t until = now_ns() + for_bytes(TAKEN_NS, ring->kind.num_bytes);
+    for (; !is && now_ns() < until; is = ring_is_taken(ring, number))
         sched_yield();
     Py_END_ALLOW_THREADS
     if (is)

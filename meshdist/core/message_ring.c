@@ -226,7 +226,8 @@ static bool is_taken(Ring *self, uint64_t number)
     spun(&self->spins, true, FEWEST_FOR_MESSAGES);
     bool is = false;
     Py_BEGIN_ALLOW_THREADS
-    for (int64_t until = now_ns() + for_bytes(YIELD_NS, self->kind.num_bytes); !(is = load(taken) >= number) && now_ns() < until;)
+    int64_t until = now_ns() + for_bytes(YIELD_NS, self->kind.num_bytes);
+    while (!(is = load(taken) >= number) && now_ns() < until)
         sched_yield();
     Py_END_ALLOW_THREADS
     return is;
@@ -274,7 +275,8 @@ int ring_await(Ring *self)
     bool has_come = false;
     Py_BEGIN_ALLOW_THREADS
     /* Another thread may read the message meanwhile: then this one needs a request. */
-    for (int64_t until = now_ns() + for_bytes(YIELD_NS, self->kind.num_bytes); !(has_come = load(head) != tail) && now_ns() < until;)
+    int64_t until = now_ns() + for_bytes(YIELD_NS, self->kind.num_bytes);
+    while (!(has_come = load(head) != tail) && now_ns() < until)
         sched_yield();
     Py_END_ALLOW_THREADS
     return has_come;

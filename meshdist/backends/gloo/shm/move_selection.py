@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 # whom a second step is dear. Measured on 2 and 4 ranks, on 2 cores of an Intel Xeon: an all-gather of 64 KiB took 6 us
 # instead of 15, an all-to-all of 1 MiB 300 instead of 500.
 _READ_BYTES, _READ_BYTES_ON_SHARED_CORES = TUNED_BYTES, 256 << 10
-# But where ranks share cores, a block for all goes through the slots, whose readers take it out of the cache one after
-# another, and so do exchanges from so many bytes on, which the cache does not hold: copies out of a slot go around it,
-# those by the kernel do not. But not in large groups, whose slots are short, and whose chunks are many steps. On 4
-# ranks, on 2 cores of an AMD EPYC, all-gathers of 1 to 64 MiB took 0.65 to 0.75 of the time so, broadcasts of 4 to 64
-# MiB 0.8, exchanges of 8 and 16 MiB 0.75 to 0.85, but of 1 MiB 1.4 times as long.
+# Where ranks share cores, though, a block for all goes through the slots, whose readers take it out of the cache one
+# after another, and so do exchanges from so many bytes on, which the cache does not hold: copies out of a slot go
+# around it, those by the kernel do not. Large groups are left out: their slots are short, and their chunks many steps.
+# On 4 ranks, on 2 cores of an AMD EPYC, all-gathers of 1 to 64 MiB took 0.65 to 0.75 of the time so, broadcasts of 4 to
+# 64 MiB 0.8, exchanges of 8 and 16 MiB 0.75 to 0.85, but of 1 MiB 1.4 times as long.
 _CHUNKED_BYTES_ON_SHARED_CORES = 8 << 20
 # Without the core, the longest block that moves through the slots although the kernel could copy it. While the slots
 # stay in the cache, two copies by the processor take less time than finding the block's pages, and the ranks copy in
