@@ -207,8 +207,8 @@ class StoreClient:
                 return
             except HandshakeUnanswered as error:  # it is a store: this client had a connection before
                 raise DistNetworkError(
-                    f"the store at {self.name} does not answer on a new connection; is its process stopped, or the"
-                    " network to its host cut?"
+                    f"lost the store at {self.name}: it does not answer on a new connection; is its process stopped, or"
+                    " the network to its host cut?"
                 ) from error
             except TimeoutError as error:
                 since_s = self._unreachable_since_s = self._unreachable_since_s or began_s

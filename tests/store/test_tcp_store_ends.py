@@ -193,7 +193,10 @@ def test_a_server_without_file_descriptors_says_so_and_goes_on(resources: ExitSt
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (HandshakeUnanswered("no answer; choose another port"), "does not answer on a new connection; is its process"),
+        (
+            HandshakeUnanswered("no answer; choose another port"),
+            "lost the store at .*: it does not answer on a new connection; is its process stopped",
+        ),
         (TimeoutError("timed out"), "lost the store at .*: timed out; is the network to its host cut"),
     ],
 )
