@@ -284,7 +284,7 @@ class HangWatchdog:
             while self._has_waits():
                 is_woken = self._wake.wait(refresh_s if self._found else min(_SETTLE_S, refresh_s))
                 self._wake.clear()
-                if self._handle_request():
+                if self._handle_requests():
                     continue
                 if not is_woken and not self._found and num_waits < _MOST_WAITS_FOR_LEADER:
                     num_waits += 1
@@ -301,24 +301,26 @@ class HangWatchdog:
             self._answered.set()
             self._gave_up.set()
 
-    def _handle_request(self) -> bool:
-        """Handle the request of a rank that gives up; return whether there was one."""
-        if self._asked.is_set():
+    def _handle_requests(self) -> bool:
+        """Handle the requests of a rank that gives up; return whether there was one."""
+        was_asked = self._asked.is_set()
+        if was_asked:
             self._asked.clear()
             self._look(None, is_last_chance=True)
             self._answered.set()
-        elif self._giving_up.is_set():
+        # Maybe since: the rank goes on if its answer takes too long.
+        gives_up = self._giving_up.is_set()
+        if gives_up:
             self._giving_up.clear()
             if self._last is not None:
                 self.exchange.publish(self._last, waits=False)
             self._gave_up.set()
-        else:
-            return False
-        return True
+        return was_asked or gives_up
 
     def _has_waits(self) -> bool:
+        # Or the last wait has ended, but what it asked for is still to be done.
         with self._lock:
-            if not self._watches:
+            if not self._watches and not self._giving_up.is_set():
                 self._thread = None
                 return False
             return True

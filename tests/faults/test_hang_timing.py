@@ -11,6 +11,7 @@ import pytest
 from trying import attempt
 
 import meshdist as dist
+from meshdist.debug.dump import TIMED_OUT
 from meshdist.debug.hang_watchdog import StateExchange
 from meshdist.runtime.context import current_slot
 
@@ -26,16 +27,20 @@ class SlowStateExchange(StateExchange):
         board: What the ranks have told: for all of them one.
         publish_s: How long it takes until a rank's state is there.
         gather: Called before the states of the others are asked for.
+        last: Gets the states of ranks that give up: for all of them one.
     """
 
-    def __init__(self, exchange, rank, board, publish_s=0.0, gather=lambda: None):
+    def __init__(self, exchange, rank, board, publish_s=0.0, gather=lambda: None, last=None):
         self.exchange, self.rank, self.board, self.publish_s, self.before = exchange, rank, board, publish_s, gather
+        self.last = {} if last is None else last
 
     def publish(self, state, *, waits):
         if self.rank not in self.board:
             time.sleep(self.publish_s)
         if waits:
             self.board[self.rank] = state
+        else:
+            self.last[self.rank] = state
 
     def retract(self, *, keeps_state=False):
         self.board.pop(self.rank, None)
@@ -118,3 +123,21 @@ def test_a_rank_that_was_told_nothing_finds_it_out_by_itself():
     failure = dist.run(main, 3)[2]
     assert failure.kind is dist.DistTimeoutError
     assert "rank 1 has not reached barrier(), call 1" in failure.message
+
+
+def test_the_last_state_of_a_rank_is_kept_though_it_does_not_wait_for_the_answer():
+    board, last, enough = {}, {}, threading.Event()
+
+    def main():
+        go_slowly(board=board, gather=lambda: enough.wait(30), last=last)
+        group = dist.new_group(timeout=1.0)
+        group.barrier()
+        if dist.get_rank() == 1:
+            enough.wait(30)
+            return None
+        failure = attempt(lambda: group.all_reduce(np.ones(4)))
+        enough.set()
+        return failure
+
+    assert dist.run(main, 2)[0].kind is dist.DistTimeoutError
+    assert last[0]["reason"] == TIMED_OUT
