@@ -7,7 +7,7 @@ import sys
 from pathlib import PurePath
 
 from meshdist.core import Calls
-from meshdist.runtime.flight_recorder import CREATED, SEQUENCE, Record, facts_in, site_in
+from meshdist.runtime.flight_recorder import CREATED, SEQUENCE, facts_in, site_in
 from meshdist.runtime.progress import Progress
 from meshdist.runtime.waiting import spin_for
 from meshdist.runtime.work import Work, in_progress_thread
@@ -27,12 +27,12 @@ def never_waited_for(calls: Calls, progress: Progress) -> str:
         spin_for(lambda: all(queue.completing is None for queue in progress._active) or None, _LET_GO_S)
     if sys.exc_info()[1] is not None:
         return ""
-    kept = _records_of_kept(calls)
-    count, first_dropped = calls.forgotten
-    count += len(kept)
+    kept = _kept_works(calls)  # none of which is dropped from now on, and counted twice
+    num_dropped, first_dropped = calls.forgotten
+    count = num_dropped + len(kept)
     if not count:
         return ""
-    first = min(filter(None, [*kept, first_dropped]), key=lambda record: record[CREATED])
+    first = min(filter(None, [*(work.record for work in kept), first_dropped]), key=lambda record: record[CREATED])
     facts, place = facts_in(first), PurePath(site_in(first)[0]).name
     call = f"{facts.text}, {'message' if facts.is_message else 'call'} {first[SEQUENCE]}, at {place}"
     if count == 1:
@@ -46,12 +46,12 @@ def never_waited_for(calls: Calls, progress: Progress) -> str:
     )
 
 
-def _records_of_kept(calls: Calls) -> list[Record]:
-    """Return the records of the calls whose Works the program still has.
+def _kept_works(calls: Calls) -> list[Work]:
+    """Return the Works of the calls that the program still has.
 
     Such a Work refers to `forgotten`. So no list of them has to be kept for each call, and the search, which goes
     through all objects of the process, is made only where there is one.
     """
     if sys.getrefcount(calls.forgotten) <= _OWN_REFERENCES:
         return []
-    return [work.record for work in gc.get_referrers(calls.forgotten) if isinstance(work, Work)]
+    return [work for work in gc.get_referrers(calls.forgotten) if isinstance(work, Work)]

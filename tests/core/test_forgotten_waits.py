@@ -1,5 +1,6 @@
 """What a rank says at the end of a group about async calls that nobody has waited for."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -151,6 +152,21 @@ def test_of_several_the_first_is_named(worlds, backend, use, is_kept):
         assert (
             "3 async calls were never waited for, the first of them all_reduce(float64[4], op=sum), call 1" in warning
         )
+
+
+def test_a_work_that_is_let_go_of_meanwhile_counts_once(worlds, monkeypatch):
+    """By another thread, such as that of a callback, while those that are kept are looked for."""
+    works, get_referrers = [], gc.get_referrers
+
+    def get_referrers_once(*objects):
+        found = get_referrers(*objects)
+        works.clear()
+        return found
+
+    monkeypatch.setattr(gc, "get_referrers", get_referrers_once)
+    (warnings,) = worlds.world("threads", 1).run(warnings_at_the_end, lambda group: works.append(a_collective(group)))
+    (warning,) = warnings
+    assert "1 async call was never waited for" in warning
 
 
 def begun(group):
