@@ -29,7 +29,7 @@ def loaded_by(statement):
     code = f"import sys, json; {statement}; print(json.dumps(sorted(sys.modules)))"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=50
     )
     return set(json.loads(process.stdout))
 
@@ -82,7 +82,7 @@ def test_import_has_no_side_effects():
         "assert not any('socket' in os.readlink(link) for link in links if os.path.exists(link))"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=50)
 
 
 def public_names():
