@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overlo
 from meshdist import core
 from meshdist.collectives.dataflow import Dataflow
 from meshdist.runtime.call import Algorithm, Call, CollectiveSpec, CompositionSpec
-from meshdist.system.name_hints import explain
+from meshdist.system.name_hints import explain, never_began
 
 if TYPE_CHECKING:
     from meshdist.runtime.interfaces import Group, HasGroup
@@ -106,7 +106,13 @@ def _bind(function: Callable[..., R], owner: HasGroup, absent_root: int | None) 
                 kwargs[f"group_{root}"] = kwargs.pop(root)
             elif absent_root is not None and root == "src":
                 kwargs.setdefault(f"group_{root}", absent_root)
-        return call(**kwargs)
+        try:
+            return call(**kwargs)
+        except TypeError as error:
+            if never_began(error):
+                wrong_arguments = error.with_traceback(None)
+                raise wrong_arguments
+            raise
 
     return known_to_core(update_wrapper(rooted, function))
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
 from meshdist.arrays.plain_numbers import plain_number
-from meshdist.collectives.send_recv import Receiving, source_of
+from meshdist.collectives.send_recv import NamingSender, source_of
 from meshdist.runtime.context import GroupLike, resolve
-from meshdist.system.name_hints import named_as
 from meshdist.system.plurals import counted
 
 if TYPE_CHECKING:
+    from meshdist.runtime.interfaces import Group
     from meshdist.runtime.waiting import Found
 
 P = ParamSpec("P")
@@ -91,20 +89,10 @@ for _name, _what in {
     vars(MessageInfo)[_name].__doc__ = _what  # help() would call it a field with a number
 
 
-class _Probe(Receiving[P, R]):
-    """A function whose code returns the sender's rank in the group; the flat function returns its global rank."""
-
+class _Probe(NamingSender[P, R]):
     @staticmethod
-    def flat(function: Callable[..., Any]) -> Callable[..., Any]:
-        place = function.__code__.co_varnames.index("group")
-
-        @wraps(function)
-        def flat(*args: Any, **kwargs: Any) -> MessageInfo | None:
-            info: MessageInfo | None = function(*args, **kwargs)
-            group = args[place] if len(args) > place else kwargs.get("group")
-            return info if group is None or info is None else info._replace(source=resolve(group).global_rank(info[0]))
-
-        return named_as(function, flat)
+    def in_world(found: MessageInfo | None, group: Group) -> MessageInfo | None:
+        return None if found is None else found._replace(source=group.global_rank(found.source))
 
 
 _Probe.__name__ = "function"  # what help() calls it

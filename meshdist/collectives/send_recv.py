@@ -37,26 +37,31 @@ class Receiving(GroupFunction[P, R]):
     absent_root = ANY_SOURCE
 
 
-class NamingSender(Receiving[P, int]):
+class NamingSender(Receiving[P, R]):
     """A function whose code returns the sender's rank in the group; the flat function returns its global rank."""
 
-    @staticmethod
-    def flat(function: Callable[..., Any]) -> Callable[..., Any]:
-        place = function.__code__.co_varnames.index("group")
+    @classmethod
+    def flat(cls, function: Callable[..., Any]) -> Callable[..., Any]:
+        place, in_world = function.__code__.co_varnames.index("group"), cls.in_world
 
         @wraps(function)
-        def flat(*args: Any, **kwargs: Any) -> int:
+        def flat(*args: Any, **kwargs: Any) -> Any:
             try:
-                source: int = function(*args, **kwargs)
+                found = function(*args, **kwargs)
             except TypeError as error:
                 if never_began(error):
                     wrong_arguments = error.with_traceback(None)
                     raise wrong_arguments
                 raise
             group = args[place] if len(args) > place else kwargs.get("group")
-            return source if group is None else resolve(group).global_rank(source)
+            return found if group is None else in_world(found, resolve(group))
 
         return named_as(function, flat)
+
+    @staticmethod
+    def in_world(found: Any, group: Group) -> Any:
+        """Return what the code has returned, with the sender's global rank."""
+        return group.global_rank(found)
 
 
 for _kind in (GroupFunction, Receiving, NamingSender):

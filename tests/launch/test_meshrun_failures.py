@@ -86,6 +86,10 @@ def call():
         dist.new_group(rank=[0])
     elif what == "keyword of recv":
         dist.recv(np.ones(3), source=0)
+    elif what == "keyword of probe":
+        dist.probe(source=0)
+    elif what == "keyword of a method":
+        dist.group.WORLD.recv(np.ones(3), source=0)
     elif what == "name":
         dist.allreduce(np.ones(3))
     elif what == "between ranks":
@@ -120,6 +124,8 @@ def traceback_under_meshrun(directory, what, **variables):
         ("argument", "ValueError: all_reduce on group 'world' "),
         ("keyword", "TypeError: new_group() got an unexpected keyword argument 'rank'; did you mean ranks=?"),
         ("keyword of recv", "TypeError: recv() got an unexpected keyword argument 'source'; did you mean src=?"),
+        ("keyword of probe", "TypeError: probe() got an unexpected keyword argument 'source'; did you mean src=?"),
+        ("keyword of a method", "TypeError: recv() got an unexpected keyword argument 'source'; did you mean src=?"),
         ("name", "AttributeError: module 'meshdist' has no attribute 'allreduce'; did you mean 'all_reduce'?"),
         ("between ranks", "meshdist.errors.DistBackendError: all_reduce on group 'world' "),
         ("async", "meshdist.errors.DistBackendError: all_reduce on group 'world' "),
