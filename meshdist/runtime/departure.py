@@ -79,7 +79,7 @@ _WORDS = {
 class LeftOut(Enum):
     NOTHING = ""
     CALL = "making this call"
-    SEND = "sending a message"
+    SEND = "sending the awaited message"
     RECEIVE = "receiving the message"
     MEETING = "meeting the others"
     COMMUNICATOR = "making the communicator"

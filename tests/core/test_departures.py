@@ -135,7 +135,7 @@ def test_the_words(departure, words):
         (
             PeerExit.ENDED,
             LeftOut.SEND,
-            "rank 1 has ended without destroy_process_group() and without sending a message",
+            "rank 1 has ended without destroy_process_group() and without sending the awaited message",
         ),
         (PeerExit.DESTROYED_GROUP, LeftOut.NOTHING, "rank 1 has destroyed the group"),
         (PeerExit.DIED, LeftOut.RECEIVE, "rank 1 has died"),
@@ -233,7 +233,7 @@ def test_errors_in_words():
 def test_the_errors_of_calls_whose_peers_are_gone():
     left = Departure(PeerExit.LEFT_WORLD)
     error = peer_gone("rank 1", left, LeftOut.SEND)
-    assert str(error) == "rank 1 called destroy_process_group() without sending a message"
+    assert str(error) == "rank 1 called destroy_process_group() without sending the awaited message"
     error = nobody_left({"rank 1": Departure(PeerExit.DIED), "rank 2": left})
     assert str(error) == "all others are gone: rank 1 has died; rank 2 called destroy_process_group()"
     assert any_of([1, 2], "rank {}".format) == "any rank"

@@ -58,7 +58,7 @@ else:
 """
 # Which call of the group, and where: the script comes from the command line.
 NUMBER = r"(; (its last was call 1, )?this is (call|message) [12], at <string>:\d+)?"
-LEFT_OUT = ("making this call", "receiving the message", "sending a message", None)
+LEFT_OUT = ("making this call", "receiving the message", "sending the awaited message", None)
 ENDS = {
     "destroy": ("has destroyed the group", " without "),
     "leave": (r"called destroy_process_group\(\)", " without "),

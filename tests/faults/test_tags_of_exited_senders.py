@@ -38,7 +38,7 @@ ENDS = {
 @pytest.mark.parametrize("end", ENDS)
 def test_the_tags_of_the_messages_that_came_are_named(tmp_path, end, variables):
     outcomes = run_ranks(SCRIPT, lambda rank: [f"file://{tmp_path}/meet", str(rank), end, "3"], 3, **variables)
-    words = f"{ENDS[end]} sending a message"
+    words = f"{ENDS[end]} sending the awaited message"
     assert (
         f"{words} with tag 2; messages with tags 1, 7 are waiting to be received; this is message 1" in outcomes[1][1]
     ), outcomes
@@ -48,6 +48,6 @@ def test_the_tags_of_the_messages_that_came_are_named(tmp_path, end, variables):
 def test_the_tags_are_named_if_any_rank_might_have_sent(tmp_path):
     outcomes = run_ranks(SCRIPT, lambda rank: [f"file://{tmp_path}/meet", str(rank), "any destroy", "2"], 2)
     # The only other rank has left before the receive, or while it waited for a message of that rank.
-    words = r"called destroy_process_group\(\)(?: without sending a message with tag 2)?"
+    words = r"called destroy_process_group\(\)(?: without sending the awaited message with tag 2)?"
     words += "; messages with tags 1, 7 are waiting to be received; this is"
     assert re.search(words, outcomes[1][1]), outcomes
