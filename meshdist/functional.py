@@ -33,27 +33,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from meshdist.arrays.device_types import new_empty, taken
+from meshdist.arrays.device_types import new_empty
 from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import Op, ReduceOp
-from meshdist.arrays.trees import Tree, is_tree
+from meshdist.arrays.trees import is_tree
 from meshdist.collectives.all_gather import all_gather as _all_gather
-from meshdist.collectives.all_gather_into_tensor import all_gather_along
-from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor as _all_gather_into_tensor
 from meshdist.collectives.all_reduce import all_reduce as _all_reduce
 from meshdist.collectives.all_reduce import all_reduced
 from meshdist.collectives.all_to_all import all_to_all as _all_to_all
-from meshdist.collectives.all_to_all_single import all_to_all_single as _all_to_all_single
+from meshdist.collectives.all_to_all_single import all_to_all_along
 from meshdist.collectives.broadcast import broadcast as _broadcast
-from meshdist.collectives.dimensions import check_even, cut_evenly, cut_whole, dimension, joined_along
-from meshdist.collectives.gather import gather as _gather
+from meshdist.collectives.dimensions import check_list, dimension, equal_blocks, given_array, joined_along
 from meshdist.collectives.reduce import reduce as _reduce
 from meshdist.collectives.reduce_scatter import reduce_scatter as _reduce_scatter
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor as _reduce_scatter_tensor
 from meshdist.collectives.scan import exscan as _exscan
 from meshdist.collectives.scan import scan as _scan
+from meshdist.collectives.scatter import blocks_to_scatter
 from meshdist.collectives.scatter import scatter as _scatter
-from meshdist.collectives.tree_calls import gathered, gathered_on, joined_trees, reduced
+from meshdist.collectives.tree_calls import gathered, gathered_along, gathered_on, reduced
 from meshdist.groups.world import resolve
 from meshdist.runtime.context import GroupLike
 from meshdist.system.name_hints import explaining
@@ -66,32 +64,6 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-def _array(x: Any, of: str, group: GroupLike, name: str = "x", hint: str = "") -> Any:
-    """Return the array that the user's function `of` got; `hint` says what it takes instead of what is no array."""
-    try:
-        return taken(x, name, (lambda value, name: hint) if hint else None)
-    except TypeError as error:
-        raise TypeError(f"{resolve(group).error_prefix(of)}: {error}") from None
-
-
-def _check_list(x: Any, of: str, group: GroupLike) -> None:
-    """Raise TypeError if `x` is neither a list of blocks nor an array whose rows are the blocks."""
-    if not hasattr(x, "__len__") or isinstance(x, dict):
-        what = f"x must be a list of arrays, one for each rank, got {type(x).__name__}"
-        raise TypeError(f"{resolve(group).error_prefix(of)}: {what}")
-
-
-# The ends of errors about arguments that are no arrays: what the function takes.
-_OF_SCATTER = "; as x, pass an array of the shape and dtype of one block, and the blocks as scatter_list, on the source"
-_OF_REDUCE_SCATTER = (
-    "; x is a list of arrays, one for each rank; functional.reduce_scatter_tensor(np.array(x)) splits one array"
-)
-_OF_ONE_ARRAY = "; axis= and dim= split one array; a list of arrays, one for each rank, goes without them"
-_OF_ALL_TO_ALL = (
-    "; x is a list of arrays, one for each rank; functional.all_to_all_single(np.array(x)) splits one array"
-)
 
 
 def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
@@ -113,7 +85,7 @@ def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
     """
     if is_tree(x):
         return reduced(_all_reduce, x, op, group)
-    return all_reduced(_array(x, "all_reduce", group), op, group)
+    return all_reduced(given_array(x, "all_reduce", group), op, group)
 
 
 def scan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
@@ -135,7 +107,7 @@ def scan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
     """
     if is_tree(x):
         return reduced(_scan, x, op, group)
-    y: Array = _array(x, "scan", group).copy()
+    y: Array = given_array(x, "scan", group).copy()
     _scan(y, op, group)
     return y
 
@@ -160,7 +132,7 @@ def exscan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
     """
     if is_tree(x):
         return reduced(_exscan, x, op, group)
-    y: Array = _array(x, "exscan", group).copy()
+    y: Array = given_array(x, "exscan", group).copy()
     _exscan(y, op, group)
     return y
 
@@ -186,7 +158,7 @@ def broadcast(x: Any, src: int | None = None, group: GroupLike = None, group_src
     """
     if is_tree(x):
         return reduced(_broadcast, x, None, group, resolve(group).root("broadcast", "src", src, group_src))
-    y: Array = _array(x, "broadcast", group).copy()
+    y: Array = given_array(x, "broadcast", group).copy()
     _broadcast(y, src, group, group_src=group_src)
     return y
 
@@ -218,7 +190,7 @@ def reduce(
     if is_tree(x):
         total = reduced(_reduce, x, op, group, root)
     else:
-        total = _array(x, "reduce", group).copy()
+        total = given_array(x, "reduce", group).copy()
         _reduce(total, op=op, group=group, group_dst=root)
     return total if members.rank() == root else None
 
@@ -243,10 +215,10 @@ def all_gather(x: Any, group: GroupLike = None, *, axis: int | None = None, dim:
         DistTimeoutError: A rank did not call within the group's timeout.
     """
     if axis is not None or dim is not None:
-        return _joined(x, group, axis, dim, "all_gather")
+        return gathered_along(x, group, axis, dim, "all_gather")
     if is_tree(x):
         return gathered(x, group)
-    array = _array(x, "all_gather", group)
+    array = given_array(x, "all_gather", group)
     blocks = [new_empty(array.shape, array) for _ in range(resolve(group).size())]
     _all_gather(blocks, x, group)
     return blocks
@@ -271,23 +243,7 @@ def all_gather_into_tensor(x: Any, group: GroupLike = None, *, axis: int | None 
         DistBackendError: A rank failed, or the ranks' calls or trees disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """
-    return _joined(x, group, axis, dim, "all_gather_into_tensor")
-
-
-def _joined(x: Any, group: GroupLike, axis: int | None, dim: int | None, of: str) -> Any:
-    """Return the arrays of all ranks concatenated, for the user's function `of`."""
-    members = resolve(group)
-    if is_tree(x):
-        dims = [dimension(members, of, leaf, axis, dim) for leaf in Tree(x).leaves]
-        return joined_trees(x, gathered(x, group, of), dims)
-    array, size = _array(x, of, group), max(0, members.size())
-    place = dimension(members, of, array, axis, dim)
-    y = new_empty((size, *array.shape), array)
-    if of == "all_gather":
-        members.submit(all_gather_along, array, y)
-    else:
-        _all_gather_into_tensor(y, array, group)
-    return joined_along(y, place)
+    return gathered_along(x, group, axis, dim, "all_gather_into_tensor")
 
 
 def gather(
@@ -322,20 +278,7 @@ def gather(
     """
     members = resolve(group)
     root = members.root_or_first("gather", "dst", dst, group_dst)
-    is_joined = axis is not None or dim is not None
-    if is_tree(x):
-        dims = [dimension(members, "gather", leaf, axis, dim) for leaf in Tree(x).leaves]
-        trees = gathered_on(x, group, root)
-        return joined_trees(x, trees, dims) if is_joined and trees is not None else trees
-    array = _array(x, "gather", group)
-    num_blocks = members.size() if members.rank() == root >= 0 else 0
-    if not is_joined:
-        blocks = [new_empty(array.shape, array) for _ in range(num_blocks)] or None
-        _gather(x, blocks, group=group, group_dst=root)
-        return blocks
-    place, y = dimension(members, "gather", array, axis, dim), new_empty((num_blocks, *array.shape), array)
-    _gather(x, [y[rank] for rank in range(num_blocks)] or None, group=group, group_dst=root)
-    return joined_along(y, place) if num_blocks else None
+    return gathered_on(x, group, root, axis, dim)
 
 
 def scatter(
@@ -372,17 +315,11 @@ def scatter(
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """
-    array, members = _array(x, "scatter", group, hint=_OF_SCATTER), resolve(group)
+    array, members = given_array(x, "scatter", group), resolve(group)
     blocks = scatter_list
     if axis is not None or dim is not None:
-        place = dimension(members, "scatter", array, axis, dim)
-        if scatter_list is None and members.rank() == members.root_or_first("scatter", "src", src, group_src):
-            name = "axis" if dim is None else "dim"
-            raise ValueError(
-                f"{members.error_prefix('scatter')}: with {name}=, pass the array to split as scatter_list, and as x an"
-                f" array of the shape and dtype of one block: scatter(x, scatter_list, {name}={place})"
-            )
-        blocks = None if scatter_list is None else cut_whole(members, scatter_list, array, place)
+        root = members.root_or_first("scatter", "src", src, group_src)
+        blocks = blocks_to_scatter(members, scatter_list, array, axis, dim, root)
     y: Array = new_empty(array.shape, array)
     _scatter(y, blocks, src, group, group_src=group_src)
     return y
@@ -416,15 +353,15 @@ def reduce_scatter(
         DistTimeoutError: A rank did not call within the group's timeout.
     """
     if axis is not None or dim is not None:
-        blocks, _ = _blocks(x, group, axis, dim, "reduce_scatter", _OF_ONE_ARRAY)
+        blocks, _ = equal_blocks(x, group, axis, dim, "reduce_scatter")
         block: Array = new_empty(blocks.shape[1:], blocks)
         _reduce_scatter(block, [*blocks], op, group)
         return block
-    _check_list(x, "reduce_scatter", group)
+    check_list(x, "reduce_scatter", group)
     place = resolve(group).rank()
     if not 0 <= place < len(x):
         raise ValueError(f"reduce_scatter: x must hold an array for each rank, also for rank {place}, got {len(x)}")
-    array = _array(x[place], "reduce_scatter", group, f"x[{place}]", _OF_REDUCE_SCATTER)
+    array = given_array(x[place], "reduce_scatter", group, f"x[{place}]")
     y: Array = new_empty(array.shape, array)
     _reduce_scatter(y, x, op, group)
     return y
@@ -453,17 +390,10 @@ def reduce_scatter_tensor(
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """
-    blocks, _ = _blocks(x, group, axis, dim, "reduce_scatter_tensor")
+    blocks, _ = equal_blocks(x, group, axis, dim, "reduce_scatter_tensor")
     y: Array = new_empty(blocks.shape[1:], blocks)
     _reduce_scatter_tensor(y, blocks, op, group)
     return y
-
-
-def _blocks(x: Any, group: GroupLike, axis: int | None, dim: int | None, of: str, hint: str = "") -> tuple[Any, int]:
-    """Return the ranks' equal blocks of `x`, stacked, for the user's function `of`, and the dimension that it cuts."""
-    array, members = _array(x, of, group, hint=hint), resolve(group)
-    place = dimension(members, of, array, axis, dim)
-    return cut_evenly(members, of, array, place), place
 
 
 @explaining
@@ -492,12 +422,12 @@ def all_to_all(x: Any, group: GroupLike = None, *, axis: int | None = None, dim:
         DistTimeoutError: A rank did not call within the group's timeout.
     """
     if axis is not None or dim is not None:
-        stack, place = _blocks(x, group, axis, dim, "all_to_all", _OF_ONE_ARRAY)
+        stack, place = equal_blocks(x, group, axis, dim, "all_to_all")
         y = new_empty(stack.shape, stack)
         _all_to_all([*y], [*stack], group)
         return joined_along(y, place)
-    _check_list(x, "all_to_all", group)
-    arrays = [_array(block, "all_to_all", group, f"x[{place}]", _OF_ALL_TO_ALL) for place, block in enumerate(x)]
+    check_list(x, "all_to_all", group)
+    arrays = [given_array(block, "all_to_all", group, f"x[{place}]") for place, block in enumerate(x)]
     blocks = [new_empty(array.shape, array) for array in arrays]
     _all_to_all(blocks, x, group)
     return blocks
@@ -533,16 +463,9 @@ def all_to_all_single(
         DistBackendError: A rank failed, or the ranks' calls or sizes disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """
-    array, members = _array(x, "all_to_all_single", group), resolve(group)
+    array, members = given_array(x, "all_to_all_single", group), resolve(group)
     place = dimension(members, "all_to_all_single", array, axis, dim)
-    first = (place, *(other for other in range(array.ndim) if other != place))  # the divided dimension comes first
-    if place and input_split_sizes is None:
-        check_even(members, "all_to_all_single", array, place, "; or pass split sizes")
-    rows = array.transpose(first) if place else array
-    count = rows.shape[:1] if output_split_sizes is None else (int(sum(output_split_sizes)),)
-    y: Array = new_empty((*count, *rows.shape[1:]), array)
-    _all_to_all_single(y, rows, output_split_sizes, input_split_sizes, group)
-    return y.transpose([first.index(other) for other in range(array.ndim)]).copy() if place else y
+    return all_to_all_along(array, place, output_split_sizes, input_split_sizes, group)
 
 
 if not TYPE_CHECKING:  # for type checkers, a name that is not there is an error

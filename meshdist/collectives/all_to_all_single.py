@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.arrays.host import describe_value
+from meshdist.arrays.device_types import new_empty
+from meshdist.arrays.host import Array, describe_value
 from meshdist.collectives.algorithms.pairwise import pairwise_all_to_all
 from meshdist.collectives.checks import check_one_dtype, one, refuse
 from meshdist.collectives.dataflow import ALL_TO_ALL_SINGLE
 from meshdist.collectives.definition import collective
+from meshdist.collectives.dimensions import check_even
 from meshdist.runtime.call import Call, Elements, Splits
 from meshdist.runtime.context import GroupLike, resolve
 from meshdist.system.plurals import counted
@@ -110,3 +112,20 @@ def all_to_all_single(
         error_prefix, size = members.error_prefix("all_to_all_single"), members.size()
         splits = members.named(error_prefix, as_splits, output_split_sizes, input_split_sizes, input, output, size)
     return members.submit(all_to_all_single, input, output, None, None, async_op, splits)
+
+
+def all_to_all_along(
+    array: Any, place: int, outputs: Sequence[int] | None, inputs: Sequence[int] | None, group: GroupLike
+) -> Array:
+    """Return the blocks along dimension `place` that the ranks send to this one, concatenated.
+
+    `outputs` and `inputs` are the lengths of the blocks from and for each rank; equal ones if None.
+    """
+    first = (place, *(other for other in range(array.ndim) if other != place))  # the divided dimension comes first
+    if place and inputs is None:
+        check_even(resolve(group), "all_to_all_single", array, place, "; or pass split sizes")
+    rows = array.transpose(first) if place else array
+    count = rows.shape[:1] if outputs is None else (int(sum(outputs)),)
+    y: Array = new_empty((*count, *rows.shape[1:]), array)
+    all_to_all_single(y, rows, outputs, inputs, group)
+    return y.transpose([first.index(other) for other in range(array.ndim)]).copy() if place else y

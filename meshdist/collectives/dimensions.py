@@ -1,4 +1,7 @@
-"""The dimension along which the functional forms concatenate and cut, which collectives do along the first one."""
+"""The arrays that the functional forms take, and the dimension along which they concatenate and cut them.
+
+Collectives concatenate and cut along the first dimension.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,41 @@ from typing import TYPE_CHECKING, Any
 
 from meshdist.arrays.device_types import new_empty, taken
 from meshdist.arrays.host import describe_value
-from meshdist.system.plurals import counted
+from meshdist.runtime.context import GroupLike, resolve
 
 if TYPE_CHECKING:
     from meshdist.runtime.interfaces import Group
+
+
+# The ends of errors about arguments that are no arrays, by function: what it takes.
+_TAKES = {
+    "scatter": (
+        "; as x, pass an array of the shape and dtype of one block, and the blocks as scatter_list, on the source"
+    ),
+    "reduce_scatter": (
+        "; x is a list of arrays, one for each rank; functional.reduce_scatter_tensor(np.array(x)) splits one array"
+    ),
+    "all_to_all": (
+        "; x is a list of arrays, one for each rank; functional.all_to_all_single(np.array(x)) splits one array"
+    ),
+}
+_TAKES_ALONG = "; axis= and dim= split one array; a list of arrays, one for each rank, goes without them"
+
+
+def given_array(x: Any, of: str, group: GroupLike, name: str = "x", hint: str = "") -> Any:
+    """Return the array that the user's function `of` got; `hint` says what it takes instead of what is no array."""
+    end = hint or _TAKES.get(of)
+    try:
+        return taken(x, name, (lambda value, name: end) if end else None)
+    except TypeError as error:
+        raise TypeError(f"{resolve(group).error_prefix(of)}: {error}") from None
+
+
+def check_list(x: Any, of: str, group: GroupLike) -> None:
+    """Raise TypeError if `x` is neither a list of blocks nor an array whose rows are the blocks."""
+    if not hasattr(x, "__len__") or isinstance(x, dict):
+        what = f"x must be a list of arrays, one for each rank, got {type(x).__name__}"
+        raise TypeError(f"{resolve(group).error_prefix(of)}: {what}")
 
 
 def dimension(members: Group, of: str, array: Any, axis: int | None, dim: int | None) -> int:
@@ -64,28 +98,13 @@ def check_even(members: Group, of: str, array: Any, place: int, advice: str = ""
         raise ValueError(f"{prefix}: dim {place} of x must be a multiple of {size} ranks, got {shape}{advice}")
 
 
-def cut_evenly(members: Group, of: str, array: Any, place: int) -> Any:
-    """Return the equal blocks of an array along dimension `place`, stacked along a new first dimension."""
+def equal_blocks(x: Any, group: GroupLike, axis: int | None, dim: int | None, of: str) -> tuple[Any, int]:
+    """Return the ranks' equal blocks of `x`, stacked, for the user's function `of`, and the dimension that it cuts."""
+    array, members = given_array(x, of, group, hint=_TAKES_ALONG if of in _TAKES else ""), resolve(group)
+    place = dimension(members, of, array, axis, dim)
     check_even(members, of, array, place)
     size, shape = max(1, members.size()), array.shape
     blocks = array.reshape(*shape[:place], size, shape[place] // size, *shape[place + 1 :])
-    return blocks.transpose((place, *(other for other in range(blocks.ndim) if other != place))) if place else blocks
-
-
-def cut_whole(members: Group, whole: Any, block: Any, place: int) -> list[Any]:
-    """Return the blocks of `whole` along dimension `place`, each of the shape of `block`."""
-    prefix, size = members.error_prefix("scatter"), max(1, members.size())
-    array = members.named(prefix, taken, whole, "scatter_list") if members.rank() >= 0 else taken(whole)
-    shape = block.shape
-    if not shape:
-        expected: tuple[int, ...] = (size,)
-    else:
-        expected = (*shape[:place], size * shape[place], *shape[place + 1 :])
-    if array.shape != expected:
-        raise ValueError(
-            f"{prefix}: scatter_list must have shape {expected}, {counted(size, 'block')} of the shape of x along"
-            f" dimension {place}, got {array.shape}"
-        )
-    length = shape[place] if shape else 1
-    cut = [array[(slice(None),) * place + (slice(k * length, (k + 1) * length),)] for k in range(size)]
-    return [part.reshape(shape) for part in cut]
+    if place:
+        blocks = blocks.transpose((place, *(other for other in range(blocks.ndim) if other != place)))
+    return blocks, place

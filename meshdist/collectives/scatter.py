@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from meshdist.arrays.device_types import taken
 from meshdist.collectives.algorithms.rooted import star_scatter
 from meshdist.collectives.checks import agree_on_one, check_blocks_alike, check_no_list, check_one_dtype, many, one
 from meshdist.collectives.dataflow import SCATTER
 from meshdist.collectives.definition import collective
+from meshdist.collectives.dimensions import dimension
 from meshdist.runtime.call import Call
 from meshdist.runtime.context import GroupLike, resolve
+from meshdist.system.plurals import counted
+
+if TYPE_CHECKING:
+    from meshdist.runtime.interfaces import Group
 
 
 def check(call: Call) -> None:
@@ -63,3 +69,42 @@ def scatter(
     members = resolve(group)
     root = members.root_or_first("scatter", "src", src, group_src)
     return members.submit(scatter, scatter_list, tensor, None, root, async_op)
+
+
+def blocks_to_scatter(
+    members: Group, whole: Any, block: Any, axis: int | None, dim: int | None, root: int
+) -> list[Any] | None:
+    """Return the blocks of `whole`, which is None but on the rank `root`, each of the shape of `block`.
+
+    Raises:
+        ValueError: `root` has no `whole`, or its shape does not fit.
+    """
+    place = dimension(members, "scatter", block, axis, dim)
+    if whole is not None:
+        return _cut_whole(members, whole, block, place)
+    if members.rank() == root:
+        name = "axis" if dim is None else "dim"
+        raise ValueError(
+            f"{members.error_prefix('scatter')}: with {name}=, pass the array to split as scatter_list, and as x an"
+            f" array of the shape and dtype of one block: scatter(x, scatter_list, {name}={place})"
+        )
+    return None
+
+
+def _cut_whole(members: Group, whole: Any, block: Any, place: int) -> list[Any]:
+    """Return the blocks of `whole` along dimension `place`, each of the shape of `block`."""
+    prefix, size = members.error_prefix("scatter"), max(1, members.size())
+    array = members.named(prefix, taken, whole, "scatter_list") if members.rank() >= 0 else taken(whole)
+    shape = block.shape
+    if not shape:
+        expected: tuple[int, ...] = (size,)
+    else:
+        expected = (*shape[:place], size * shape[place], *shape[place + 1 :])
+    if array.shape != expected:
+        raise ValueError(
+            f"{prefix}: scatter_list must have shape {expected}, {counted(size, 'block')} of the shape of x along"
+            f" dimension {place}, got {array.shape}"
+        )
+    length = shape[place] if shape else 1
+    cut = [array[(slice(None),) * place + (slice(k * length, (k + 1) * length),)] for k in range(size)]
+    return [part.reshape(shape) for part in cut]

@@ -1,4 +1,4 @@
-"""Collectives of trees: the leaves of each dtype travel as one array.
+"""Collectives of trees, and gathers into new arrays; the leaves of each dtype of a tree travel as one array.
 
 The structure, with the dtypes and shapes of all leaves, is part of what the ranks compare in each call.
 """
@@ -13,9 +13,9 @@ import numpy as np
 from meshdist.arrays.device_types import new_empty
 from meshdist.arrays.host import check_dtype
 from meshdist.arrays.reduce_op import Op, as_reduce_op, check_op_dtype
-from meshdist.arrays.trees import Tree
-from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
-from meshdist.collectives.dimensions import stacked_along
+from meshdist.arrays.trees import Tree, is_tree
+from meshdist.collectives.all_gather_into_tensor import all_gather_along, all_gather_into_tensor
+from meshdist.collectives.dimensions import dimension, given_array, joined_along, stacked_along
 from meshdist.collectives.gather import gather
 from meshdist.runtime.context import GroupLike, resolve
 
@@ -69,15 +69,47 @@ def gathered(x: Any, group: GroupLike, of: str = "all_gather") -> list[Any]:
     return [_rebuilt(tree, packs, [stack[rank] for stack in stacks]) for rank in range(size)]
 
 
-def gathered_on(x: Any, group: GroupLike, root: int) -> list[Any] | None:
-    """Return, on the rank `root` of the group, the trees of all ranks; elsewhere None."""
-    members = resolve(group)
+def gathered_on(x: Any, group: GroupLike, root: int, axis: int | None, dim: int | None) -> Any:
+    """Return, on the rank `root` of the group, all arrays or trees, in a list or concatenated; elsewhere None."""
+    members, is_joined = resolve(group), axis is not None or dim is not None
+    if is_tree(x):
+        dims = [dimension(members, "gather", leaf, axis, dim) for leaf in Tree(x).leaves]
+        trees = _trees_on(x, members, root)
+        return joined_trees(x, trees, dims) if is_joined and trees is not None else trees
+    array = given_array(x, "gather", group)
+    num_blocks = members.size() if members.rank() == root >= 0 else 0
+    if not is_joined:
+        blocks = [new_empty(array.shape, array) for _ in range(num_blocks)] or None
+        gather(x, blocks, group=group, group_dst=root)
+        return blocks
+    place, y = dimension(members, "gather", array, axis, dim), new_empty((num_blocks, *array.shape), array)
+    gather(x, [y[rank] for rank in range(num_blocks)] or None, group=group, group_dst=root)
+    return joined_along(y, place) if num_blocks else None
+
+
+def _trees_on(x: Any, members: Group, root: int) -> list[Any] | None:
     tree, packs = _packed(members, "gather", x, None)
     ranks = range(members.size()) if members.rank() == root >= 0 else None
     stacks = [None if ranks is None else [new_empty(pack.flat.shape, pack.flat) for _ in ranks] for pack in packs]
     for number, (pack, stack) in enumerate(zip(packs, stacks, strict=True)):
         members.submit(_of_tree(gather, tree.text, number), pack.flat, stack, None, root)
     return None if ranks is None else [_rebuilt(tree, packs, [stack[k] for stack in stacks if stack]) for k in ranks]
+
+
+def gathered_along(x: Any, group: GroupLike, axis: int | None, dim: int | None, of: str) -> Any:
+    """Return the arrays or trees of all ranks concatenated, for the user's function `of`."""
+    members = resolve(group)
+    if is_tree(x):
+        dims = [dimension(members, of, leaf, axis, dim) for leaf in Tree(x).leaves]
+        return joined_trees(x, gathered(x, group, of), dims)
+    array = given_array(x, of, group)
+    place = dimension(members, of, array, axis, dim)
+    y = new_empty((max(0, members.size()), *array.shape), array)
+    if of == "all_gather":
+        members.submit(all_gather_along, array, y)
+    else:
+        all_gather_into_tensor(y, array, group)
+    return joined_along(y, place)
 
 
 def joined_trees(x: Any, trees: list[Any], dims: list[int]) -> Any:
