@@ -31,7 +31,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from meshdist.arrays.device_types import new_empty
 from meshdist.arrays.host import Array
@@ -195,6 +195,10 @@ def reduce(
     return total if members.rank() == root else None
 
 
+@overload
+def all_gather(x: Any, group: GroupLike = None, *, axis: None = None, dim: None = None) -> list[Any]: ...
+@overload
+def all_gather(x: Any, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None) -> Any: ...
 def all_gather(x: Any, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None) -> Any:
     """Return the arrays or trees of all ranks, on all ranks.
 
@@ -396,6 +400,12 @@ def reduce_scatter_tensor(
     return y
 
 
+@overload
+def all_to_all(x: Any, group: GroupLike = None, *, axis: None = None, dim: None = None) -> list[Array]: ...
+@overload
+def all_to_all(x: Any, group: GroupLike = None, *, axis: int, dim: None = None) -> Array: ...
+@overload
+def all_to_all(x: Any, group: GroupLike = None, *, axis: None = None, dim: int) -> Array: ...
 @explaining
 def all_to_all(x: Any, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None) -> Any:
     """Send `x[i]` to rank i, and return the arrays that the ranks send to this one.

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import meshdist as dist
+from meshdist import functional
 from meshdist.device_mesh import DeviceMesh, init_device_mesh
 
 
@@ -38,6 +39,15 @@ def train(x: NDArray[np.float64]) -> float:
     return float(x.sum())
 
 
+def exchange(x: NDArray[np.float64], axis: int | None) -> float:
+    length: int = len(functional.all_to_all([x, x]))
+    means = [block.mean() for block in functional.all_gather(x)]
+    moved = functional.all_to_all(x, axis=0).reshape(-1) + functional.all_to_all(x, dim=-1).reshape(-1)
+    either = functional.all_to_all(x, axis=axis)
+    first: NDArray[np.float64] = either[0]
+    return float(sum(means) + moved.sum() + first.sum()) / length
+
+
 def main() -> None:
     dist.init_process_group("gloo", timeout=60.0)
     results: list[float] = dist.run(train, 4, args=(np.zeros(3),))
@@ -55,3 +65,7 @@ def wrong(x: NDArray[np.float64]) -> None:
     dist.get_rank().upper()  # type: ignore[attr-defined]
     init_device_mesh("cpu", "2x2")  # type: ignore[arg-type]
     dist.run("train", 2)  # type: ignore[arg-type]
+    functional.all_to_all([x, x]).sum()  # type: ignore[attr-defined]
+    functional.all_to_all(x, axis=0).append(x)  # type: ignore[attr-defined]
+    functional.all_to_all(x, dim=0).append(x)  # type: ignore[attr-defined]
+    functional.all_gather(x).sum()  # type: ignore[attr-defined]
