@@ -364,13 +364,13 @@ def _same(elements: Any) -> Any:
 
 
 def _skeleton(structure: list[Any]) -> Any:
-    """Return a structure without its values, which may differ between ranks."""
+    """Return a structure without its values, which may differ between ranks; None stands for what a rank lacks."""
     kind, content = structure
     if kind == "dict":
         return kind, [(key, _skeleton(part)) for key, part in content]
     if kind in ("list", "tuple"):
         return kind, [_skeleton(part) for part in content]
-    return kind, None if kind == "value" else content
+    return kind, content is None if kind == "value" else content
 
 
 def _name_on(rank: int, name: str, array: Any) -> str:

@@ -172,6 +172,16 @@ def test_none_stands_for_the_arrays_of_other_ranks(tmp_path):
     assert meshdist.run(program, 2) == [None, [0, 1, 2]]
 
 
+def test_none_on_the_first_rank_hides_no_value_of_another(tmp_path):
+    def program():
+        rank = meshdist.get_rank()
+        tree = {"n": [None, 2, 3][rank], "text": ["a", None, "b"][rank], "none": None}
+        save(tmp_path, tree)
+        return load(tmp_path), load(tmp_path, tree)["n"]
+
+    assert meshdist.run(program, 3) == [({"n": 2, "text": "a", "none": None}, 2)] * 3
+
+
 @pytest.mark.parametrize(
     ("array", "message"),
     [
