@@ -300,6 +300,8 @@ def destroy_process_group(group: CollectiveMethods | None = None) -> None:
 
     Raises:
         ValueError: There is no world, or the group has already been destroyed.
+        Exception: That of an asynchronous save which has failed, as the world ends; if this is called while an
+            exception is handled, it is logged.
     """
     if isinstance(group, NonMember):
         return
@@ -309,7 +311,11 @@ def destroy_process_group(group: CollectiveMethods | None = None) -> None:
         world.drop(members)
         return
     current_slot().empty()
-    world.close()
+    try:
+        if sys.exc_info()[1] is None:
+            world.finish()
+    finally:
+        world.close()
 
 
 def abort_process_group(group: CollectiveMethods | None = None) -> None:

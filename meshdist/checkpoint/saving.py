@@ -104,7 +104,6 @@ class Saver:
         self.pending: PendingSave | None = None
         self.seen: dict[Path, set[int]] = {}
         self._group = group
-        self._log = current_world().log
         self._own_group: ProcessGroup | None = None
         self._plan: tuple[Any, Plan] | None = None
         self._memory = np.empty(0, np.uint8)
@@ -115,7 +114,7 @@ class Saver:
         saver = vars(group).get("checkpoint_saver")
         if saver is None:
             saver = vars(group)["checkpoint_saver"] = Saver(group)
-            current_world().last_calls.append(saver.end)
+            current_world().last_calls.append(saver.wait)
         return cast("Saver", saver)
 
     def wait(self) -> None:
@@ -123,11 +122,6 @@ class Saver:
         pending, self.pending = self.pending, None
         if pending is not None:
             pending.wait()
-
-    def end(self) -> None:
-        """Wait for the last save when the world ends; log its error."""
-        if self.pending is not None and (error := self.pending.failure()) is not None:
-            self._log.error("the last asynchronous save failed: %s", error)
 
     def plan(self, key: Any, held: dict[str, dict[int, Held]], format: str, most: int) -> Plan:
         """Return the plan of these arrays; that of the save before if they are the same."""
@@ -219,7 +213,7 @@ def save(
             named tuple as a tuple: `load` restores them if its `like` has them.
         step: The number in the name. None: one more than the newest there, or 0.
         asynchronous: Copy the arrays, and write them while the program continues. The next save waits for this one, and
-            raises its error.
+            raises its error; so does `destroy_process_group`.
         keep: The number of checkpoints to keep in `directory`, including this one; older ones are removed. None: keep
             all.
         format: "safetensors"; "npy", a file for each array; or "zarr" (extra `zarr`), an array for each.

@@ -89,7 +89,7 @@ class World:
         self.thread = threading.get_ident()  # the thread that joined, from which most calls come
         self.passes: Counter[str] = Counter()  # how often each `breakpoint` was reached, by its line
         self.endings: list[Callable[[], None]] = []  # called when this world ends, to undo what was set up outside it
-        self.last_calls: list[Callable[[], None]] = []  # called when this rank is about to leave, while groups work
+        self.last_calls: list[Callable[[], None]] = []  # called once or twice before this rank leaves
         self.log = RankLog(rank)  # the `meshdist` logger, with this rank in each record
         self._diagnosis = instrumentation
         self.observer = self.progress.observer = instrumentation.observer(self)
@@ -239,16 +239,23 @@ class World:
         self.close()
 
     def finish(self) -> None:
-        """Let what still runs on groups of this world come to its end, before this rank leaves."""
-        calls, self.last_calls = self.last_calls, []
-        for call in calls:
+        """Let what still runs on groups of this world come to its end, before this rank leaves.
+
+        Raises:
+            Exception: What failed, such as an asynchronous save; once.
+        """
+        for call in self.last_calls:
             call()
 
     def close(self, what: str = DESTROYED) -> None:
         """Close all groups and leave the store; later calls raise with `what` became of the groups."""
         if self.raised is not None:
             self._diagnosis.note_fault(self, "raised")
-        self.finish()
+        for call in self.last_calls:
+            try:
+                call()
+            except Exception as error:  # the program has ended, or has an error of its own
+                self.log.error("failed as this rank left: %s", error)
         if self.peers.departure.exit is PeerExit.DESTROYED_GROUP:
             self.peers.departure = Departure(PeerExit.LEFT_WORLD)
         self._close_groups(what)

@@ -71,7 +71,7 @@ def guarded(body: Callable[[], object]) -> None:
     sys.excepthook = quiet_hook
     try:
         unblock_ctrl_c()
-        body()
+        _run_to_the_end(body)
     except SystemExit as error:
         if error.code not in (None, 0):
             write_error_file(error)
@@ -84,6 +84,26 @@ def guarded(body: Callable[[], object]) -> None:
         _note_last(error)
         sys.excepthook(type(error), error, _user_frames(error.__traceback__))
         sys.exit(INTERRUPTED_STATUS if interrupted else 1)
+
+
+def _run_to_the_end(body: Callable[[], object]) -> None:
+    """Run `body`, and then wait for what it has left in progress, such as a save of a checkpoint, which may raise."""
+    ending = None
+    try:
+        body()
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+        ending = error
+    if "meshdist.groups.world" in sys.modules:  # loaded by the user's code
+        from meshdist.groups.world import world_in
+        from meshdist.runtime.context import current_slot
+
+        world = world_in(current_slot())
+        if world is not None:
+            world.finish()
+    if ending is not None:
+        raise ending
 
 
 def _note_last(error: BaseException) -> None:

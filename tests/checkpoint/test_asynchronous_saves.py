@@ -83,16 +83,47 @@ def test_the_end_of_the_world_waits_for_the_last_save(tmp_path):
     assert load(tmp_path)["w"].tolist() == [0, 1, 2, 3, 4]
 
 
+def fail_to_save(directory):
+    save(directory, {}, step=1)
+    save(directory, {}, step=1, asynchronous=True)
+
+
 @pytest.mark.parametrize("destroys", [False, True])
-def test_an_error_that_nobody_asks_for_is_logged(tmp_path, caplog, destroys):
+def test_an_error_that_nobody_asks_for_is_raised_at_the_end(tmp_path, destroys):
     def program():
-        save(tmp_path, {}, step=1)
-        save(tmp_path, {}, step=1, asynchronous=True)
+        fail_to_save(tmp_path)
         if destroys:
+            with pytest.raises(FileExistsError, match="asynchronous save to .*step-1 exists already"):
+                meshdist.destroy_process_group()
+            assert not meshdist.is_initialized()
+            raise KeyError("the program goes on")
+
+    with pytest.raises(KeyError if destroys else FileExistsError, match="the program goes on|step-1 exists already"):
+        meshdist.run(program, 1)
+
+
+def test_an_error_of_the_program_is_not_replaced_by_that_of_a_save(tmp_path, caplog):
+    def program():
+        fail_to_save(tmp_path)
+        try:
+            raise KeyError("mine")
+        finally:
             meshdist.destroy_process_group()
 
-    meshdist.run(program, 1)
-    assert "the last asynchronous save failed: asynchronous save to" in caplog.text
+    with pytest.raises(KeyError, match="mine"):
+        meshdist.run(program, 1)
+    assert "failed as this rank left: asynchronous save to" in caplog.text
+
+
+def test_all_saves_are_waited_for_if_one_has_failed(tmp_path):
+    def program():
+        other = meshdist.new_group([0])
+        fail_to_save(tmp_path / "a")
+        save(tmp_path / "b", {"w": np.arange(5)}, step=1, asynchronous=True, group=other)
+
+    with pytest.raises(FileExistsError):
+        meshdist.run(program, 1)
+    assert load(tmp_path / "b")["w"].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_memory_is_used_again(tmp_path):

@@ -150,6 +150,24 @@ def test_a_traceback_keeps_causes_mistakes_of_the_package_and_all_at_level_detai
     assert re.search(r'script\.py", line \d+, in call\n(.*\n)*?  File ".*meshdist/collectives/all_reduce\.py"', detail)
 
 
+@pytest.mark.parametrize("ending", ["", "sys.exit()", "dist.destroy_process_group()"])
+def test_a_save_that_fails_at_the_end_is_a_failure(tmp_path, ending):
+    body = f"""
+import sys
+import meshdist as dist
+from meshdist.checkpoint import save
+
+dist.init_process_group()
+save("saves", {{}}, step=1)
+save("saves", {{}}, step=1, asynchronous=True)
+{ending}
+"""
+    write_script(tmp_path, body)
+    status, _, err = meshrun(tmp_path, "--nproc-per-node", "2", "script.py")
+    assert status == 1, err
+    assert len(re.findall(r"^FileExistsError: asynchronous save to .*/saves/step-1 ", err, re.MULTILINE)) == 1, err
+
+
 def test_failures_that_follow_from_a_peers_are_not_the_cause(tmp_path):
     # Rank 1 closes what the others hear of before it gets to write its error, as a `finally` of a user's script may.
     body = """
