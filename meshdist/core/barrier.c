@@ -270,10 +270,9 @@ static PyObject *barrier_put(Barrier *self, PyObject *const *args, Py_ssize_t nu
     Py_ssize_t size = read_copy("put(place, data)", args, num_args, &place, &data);
     if (size < 0)
         return NULL;
-    PyThreadState *thread = size > LONG ? PyEval_SaveThread() : NULL;
+    PyThreadState *thread = without_gil(size > LONG);
     copy_out(&self->pace, place, data, size);
-    if (thread != NULL)
-        PyEval_RestoreThread(thread);
+    with_gil(thread);
     Py_RETURN_NONE;
 }
 

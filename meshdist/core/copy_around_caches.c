@@ -132,10 +132,9 @@ static PyObject *stream_method(PyObject *module, PyObject *const *args, Py_ssize
     Py_ssize_t size = read_copy("copy_around_caches(to, from)", args, num_args, &to, &from);
     if (size < 0)
         return NULL;
-    PyThreadState *thread = size > LONG ? PyEval_SaveThread() : NULL;
+    PyThreadState *thread = without_gil(size > LONG);
     copy_in(true, to, from, size);
-    if (thread != NULL)
-        PyEval_RestoreThread(thread);
+    with_gil(thread);
     Py_RETURN_NONE;
 }
 

@@ -95,6 +95,13 @@ extern PyMethodDef copy_functions[];
 
 /* From so many bytes on, other threads may run during a copy. */
 enum { LONG = 32 << 10 };
+/* Let other threads run, where that is worth its cost, until `with_gil` is called with the result. */
+static inline PyThreadState *without_gil(bool is_worth_it) { return is_worth_it ? PyEval_SaveThread() : NULL; }
+static inline void with_gil(PyThreadState *thread)
+{
+    if (thread != NULL)
+        PyEval_RestoreThread(thread);
+}
 
 /* ---- barrier.c: the steps of a group; see `flag_barrier` */
 /* The phases of the steps, and how many steps a rank may be ahead of another; as in `shared_region` and `flag_barrier`. */

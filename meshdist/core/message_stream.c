@@ -106,11 +106,10 @@ static PyObject *stream_move(Stream *self, PyObject *args, bool fills)
     int polls;
     if (!PyArg_ParseTuple(args, fills ? "y*nKp" : "w*np", &data, &done, fills ? (void *)&free_to : (void *)&polls, &polls))
         return NULL;
-    PyThreadState *thread = data.len - done > LONG ? PyEval_SaveThread() : NULL;
+    PyThreadState *thread = without_gil(data.len - done > LONG);
     done = fills ? stream_fill(&self->pipe, data.buf, data.len, done, free_to, polls)
                  : stream_drain(&self->pipe, data.buf, data.len, done, polls);
-    if (thread != NULL)
-        PyEval_RestoreThread(thread);
+    with_gil(thread);
     PyBuffer_Release(&data);
     return PyLong_FromSsize_t(done);
 }

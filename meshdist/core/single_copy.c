@@ -111,11 +111,10 @@ static int refused(const SingleCopy *self, int peer, const char *verb, int error
 
 static int read_block(const SingleCopy *self, int peer, uint64_t address, char *data, Py_ssize_t size)
 {
-    PyThreadState *thread = size > LONG ? PyEval_SaveThread() : NULL;
+    PyThreadState *thread = without_gil(size > LONG);
     bool is_read = read_memory(self->pids[peer], address, data, size);
     int error = errno;
-    if (thread != NULL)
-        PyEval_RestoreThread(thread);
+    with_gil(thread);
     return is_read ? 0 : refused(self, peer, "read", error);
 }
 
@@ -133,11 +132,10 @@ static int write_block(const SingleCopy *self, int peer, uint64_t address, char 
         if (check(self) < 0)
             return -1;
         Py_ssize_t length = size - done < PIECE ? size - done : PIECE;
-        PyThreadState *thread = length > LONG ? PyEval_SaveThread() : NULL;
+        PyThreadState *thread = without_gil(length > LONG);
         bool is_written = write_memory(self->pids[peer], address + done, data + done, length);
         int error = errno;
-        if (thread != NULL)
-            PyEval_RestoreThread(thread);
+        with_gil(thread);
         if (!is_written)
             return refused(self, peer, "write", error);
     }
@@ -149,10 +147,9 @@ static void keep_own(const SingleCopy *self, char *const *sent, char *const *rec
     const Block *give = &self->gives[self->rank], *take = &self->takes[self->rank];
     if (give->which < 0 || take->which < 0)
         return;
-    PyThreadState *thread = take->num_bytes > LONG ? PyEval_SaveThread() : NULL;
+    PyThreadState *thread = without_gil(take->num_bytes > LONG);
     copy_in(self->streams, find(take, received), find(give, sent), take->num_bytes);
-    if (thread != NULL)
-        PyEval_RestoreThread(thread);
+    with_gil(thread);
 }
 
 static int copy_blocks(const SingleCopy *self, char *const *sent, char *const *received)

@@ -44,7 +44,7 @@ int step_begin(Step *self, char *const *sent, char *const *received, const Strid
     *phase = self->awaited == ALL ? self->barrier->phase ^= !self->is_second : barrier_record(self->barrier, self->text);
     const struct Parts *puts = &self->puts[list_of(self, *phase)];
     Py_ssize_t shift = shift_of(self, *phase);
-    PyThreadState *thread = self->yields ? PyEval_SaveThread() : NULL;
+    PyThreadState *thread = without_gil(self->yields);
     Pace *pace = &self->barrier->pace;
     for (const struct Part *part = puts->parts; part < puts->parts + puts->count; part++) {
         if (part->which < 0)
@@ -54,8 +54,7 @@ int step_begin(Step *self, char *const *sent, char *const *received, const Strid
         else
             put_rows(pace, part->place + shift, &strided->sent[part->which], part->offset + strided->begin, part->num_bytes);
     }
-    if (thread != NULL)
-        PyEval_RestoreThread(thread);
+    with_gil(thread);
     int status = barrier_signal(self->barrier, self->fingerprint, self->awaited, word);
     for (const Kept *kept = self->kept; kept < self->kept + self->num_kept; kept++) {
         if (strided == NULL)
@@ -128,10 +127,9 @@ static void reduce_and_take(Step *self, int phase, char *const *sent, char *cons
 
 void step_finish(Step *self, int phase, char *const *sent, char *const *received, const Strided *strided)
 {
-    PyThreadState *thread = self->yields ? PyEval_SaveThread() : NULL;
+    PyThreadState *thread = without_gil(self->yields);
     reduce_and_take(self, phase, sent, received, strided);
-    if (thread != NULL)
-        PyEval_RestoreThread(thread);
+    with_gil(thread);
 }
 
 int step_meet(Step *self, char *const *sent, char *const *received, const Strided *strided, int *phase)

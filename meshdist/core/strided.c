@@ -78,13 +78,12 @@ static void copy_elements(Array *strided, Array *plain, bool packs)
     if (size == 0)
         return;
     const Pieces pieces = pieces_of(strided, itemsize);
-    PyThreadState *thread = size > LONG ? PyEval_SaveThread() : NULL;
+    PyThreadState *thread = without_gil(size > LONG);
     if (pieces.num_dims == 0)
         memcpy(packs ? plain->data : strided->data, packs ? strided->data : plain->data, size);
     else
         copy_pieces(&pieces, pieces.num_dims, strided->data, plain->data, packs);
-    if (thread != NULL)
-        PyEval_RestoreThread(thread);
+    with_gil(thread);
 }
 
 bool rows_of(const Array *array, Rows *rows)
