@@ -55,8 +55,9 @@ def flight_recorder(directory: str | os.PathLike[str] | None = None) -> dict[str
         Plain data: `rank`, `world_size`, `host`, `pid`, `time_s`; `shrunk`, how often the world was shrunk; `groups` by
         name with `label`, `ranks` and the number of `calls`; `stack`, the lines of the rank's thread, `place`, the
         innermost line of your code, and `in_call`, whether it waits for this package; in a file, if an exception has
-        ended the rank, `raised` with its `error` and `time_s`, and `stack` is that of the exception; and `records`, the
-        oldest first. Each has: `group`, its `label`, `sequence` (1 for the group's first collective; messages have
+        ended the rank, `raised` with its `error` and `time_s`, and `stack` is that of the exception; `awaits`, if the
+        rank waits for any of some async calls: the indices of these `calls` in `records`, and `since_s`; and `records`,
+        the oldest first. Each has: `group`, its `label`, `sequence` (1 for the group's first collective; messages have
         their own numbers), `call`, `kind` (collective or message), `text`, `sent` and `received` (dtype and shape of
         each array), `root` (a rank of the group), `tag`, `created_s`, `started_s` and `completed_s` (seconds since
         1970; None for not yet), `timeout_s`, `state` (queued, started, completed or failed), `site` (file and line of
@@ -171,6 +172,7 @@ def rank_state(world: World, reason: str, most: int | None = None) -> dict[str, 
             for group in world.groups
         },
         "records": [_record(record, offset) for record in records],
+        "awaits": _awaits(world, records, offset),
         "stack": own.lines,
         "place": own.place,
         "in_call": own.in_call,
@@ -183,6 +185,16 @@ def rank_state(world: World, reason: str, most: int | None = None) -> dict[str, 
         else {},
     }
     return state if world.raised is None else {**state, **_end(*world.raised)}
+
+
+def _awaits(world: World, records: list[Record], offset: int) -> dict[str, Any] | None:
+    """Return the async calls of which the rank waits for any, and since when; None if it does not."""
+    waiting = world.progress.waiting.get(world.thread)
+    if waiting is None:
+        return None
+    places = {id(record): place for place, record in enumerate(records) if not record[COMPLETED]}
+    calls = [places[id(work.record)] for work in waiting.works if id(work.record) in places]
+    return {"calls": calls, "since_s": _seconds(waiting.since_ns, offset)}
 
 
 def _end(error: BaseException, time_s: float) -> dict[str, Any]:

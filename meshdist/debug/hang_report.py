@@ -16,6 +16,8 @@ from meshdist.system.plurals import counted
 _MOST_LINES = 8
 _MOST_RANKS = 8
 _MOST_STACKS, _MOST_FRAMES = 2, 5
+# How many of the calls of a wait_any are named.
+_MOST_AWAITED = 4
 # Waiting ranks publish their states more often than this.
 _MOST_OLD_S = 10.0
 # By whether it is of one rank.
@@ -88,7 +90,7 @@ def _describe_cycle(waits: Waits, shown: Container[int], *, tells_differences: b
         (rank,) = waits.cycle
         return f"rank {rank} waits for itself in {waits.graph.edges[rank, rank]['call'].words}"
     told = [waits.states[rank] for rank in waits.cycle if rank in shown]
-    known = [call for state in told if (call := _waiting(state)) is not None]
+    known = [call for state in told for call in _named(state)]
     steps = []
     for number, rank in enumerate(waits.cycle[:_MOST_RANKS]):
         following = waits.cycle[(number + 1) % len(waits.cycle)]
@@ -213,6 +215,7 @@ class _Doing(NamedTuple):
     is_over: bool = False  # the rank has ended, or may have
     raised: str = ""  # the exception that has ended it
     begins: bool = False  # it is in a call without a record, such as a first one that still sets up its group
+    awaited: str = ""  # the calls of which it waits for any, if `call` is a wait_any
 
 
 def _doing(waits: Waits, state: RankSnapshot, *, are_files: bool = False) -> _Doing:
@@ -223,6 +226,8 @@ def _doing(waits: Waits, state: RankSnapshot, *, are_files: bool = False) -> _Do
         whom = f", waiting for {ranks_text(sorted(awaited))}" if awaited else ""
         how = "" if call.state != "failed" else " (timed out)" if call.has_timed_out else " (failed)"
         ended = _how_it_ended(state, call) if is_over and (state.is_last or how) else ""
+        if len(_awaited(state)) > 1:
+            return _Doing(_wait_any(state), "", whom, ended, is_over, awaited=_awaited_words(state))
         return _Doing(f"{call.words}{'' if is_over else how}", "", whom, ended, is_over)
     place = f"at {_short(state.place)}" if state.place else "at an unknown line"
     last = next((call for call in reversed(state.calls) if call.state in ("completed", "failed")), None)
@@ -248,7 +253,7 @@ def _sentence(ranks: str, doing: _Doing, age: str, *, is_one: bool) -> str:
     if not doing.place:
         ending = "" if not doing.ended else ", and timed out" if doing.ended == "timed out" else _FAILED[is_one]
         begin = f"{ranks} {are if doing.is_over else f'{have} been'} " if ranks else ""
-        return f"{begin}in {doing.call}, {age}{doing.others}{ending}"
+        return f"{begin}in {doing.call}, {age}{doing.others}{ending}{doing.awaited}"
     had = "had" if doing.is_over or doing.raised else have
     last = f"; {their} last call was {doing.call}" if doing.call else f" and {had} not completed any call yet"
     if doing.raised:
@@ -261,9 +266,35 @@ def _sentence(ranks: str, doing: _Doing, age: str, *, is_one: bool) -> str:
 
 
 def _waiting(state: RankSnapshot) -> CallSeen | None:
-    """Return the call that a rank waits in: of several in progress, the last that has begun."""
+    """Return the call that a rank waits in: of several in progress, one that it awaits, or else the last begun."""
     begun = [call for call in state.open_calls if call.state != "queued"]
-    return begun[-1] if begun and state.in_call else None
+    if not begun or not state.in_call:
+        return None
+    return next((call for call in _awaited(state) if call.state != "queued"), begun[-1])
+
+
+def _awaited(state: RankSnapshot) -> list[CallSeen]:
+    """Return the async calls of which a rank waits for any; none if it waits in a sync call."""
+    return [call for call in state.awaits.calls if call.is_open] if state.in_call and state.awaits is not None else []
+
+
+def _named(state: RankSnapshot) -> list[CallSeen]:
+    """Return the calls that the sentence about a rank names as those in which it waits."""
+    if len(some := _awaited(state)) > 1:
+        return some[:_MOST_AWAITED]
+    call = _waiting(state)
+    return [] if call is None else [call]
+
+
+def _wait_any(state: RankSnapshot) -> str:
+    site = f", at {_short(state.place).rpartition(' in ')[0]}" if state.place else ""
+    return f"wait_any of {counted(len(_awaited(state)), 'call')}{site}"
+
+
+def _awaited_words(state: RankSnapshot) -> str:
+    some = _awaited(state)
+    more = f"; and {len(some) - _MOST_AWAITED} more" if len(some) > _MOST_AWAITED else ""
+    return f": {'; '.join(call.words for call in some[:_MOST_AWAITED])}{more}"
 
 
 def waited_s(state: RankSnapshot) -> float:
@@ -277,6 +308,8 @@ def _short(line: str) -> str:
 
 def _since_s(state: RankSnapshot) -> float:
     call = _waiting(state)
+    if state.awaits is not None and len(_awaited(state)) > 1:
+        return state.awaits.since_s
     if call is not None:
         return call.created_s
     done = (call.completed_s for call in state.calls if call.completed_s is not None)

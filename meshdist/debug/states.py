@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple, TypeVar
@@ -80,6 +80,13 @@ class GroupSeen:
     calls: int
 
 
+class Awaits(NamedTuple):
+    """The async calls of which a rank waits for any, and since when."""
+
+    calls: tuple[CallSeen, ...]
+    since_s: float
+
+
 class Raised(NamedTuple):
     """The exception with which a rank has ended, in words, and when it was raised."""
 
@@ -105,6 +112,7 @@ class RankSnapshot:
     num_shrunk: int = 0  # how often its world was shrunk
     began_s: float | None = None  # when it joined the world; None if unknown
     raised: Raised | None = None  # at `place`
+    awaits: Awaits | None = None  # what it waits for at `place`, if that is async calls
 
     @property
     def who(self) -> str:
@@ -172,6 +180,7 @@ def parse_state(data: Any, source: str) -> RankSnapshot:
             name: GroupSeen(group["label"], tuple(map(int, group["ranks"])), int(group["calls"]))
             for name, group in data["groups"].items()
         }
+        calls = tuple(_parse_call(record) for record in data["records"])
         return RankSnapshot(
             rank=int(data["rank"]),
             world_size=int(data["world_size"]),
@@ -180,13 +189,14 @@ def parse_state(data: Any, source: str) -> RankSnapshot:
             time_s=float(data["time_s"]),
             reason=_text(data["reason"]),
             groups=groups,
-            calls=tuple(_parse_call(record) for record in data["records"]),
+            calls=calls,
             place=_optional(data["place"], _text),
             in_call=bool(data["in_call"]),
             stack=tuple(map(str, data["stack"])),
             num_shrunk=int(data.get("shrunk", 0)),
             began_s=_optional(data.get("began_s"), float),
             raised=_optional(data.get("raised"), _parse_raised),
+            awaits=_optional(data.get("awaits"), lambda awaits: _parse_awaits(awaits, calls)),
         )
     except _OtherFormatError as error:
         raise ValueError(str(error)) from None
@@ -199,6 +209,13 @@ def parse_state(data: Any, source: str) -> RankSnapshot:
 
 def _parse_raised(raised: dict[str, Any]) -> Raised:
     return Raised(_text(raised["error"]), float(raised["time_s"]))
+
+
+def _parse_awaits(awaits: dict[str, Any], calls: Sequence[CallSeen]) -> Awaits:
+    places = [int(place) for place in awaits["calls"]]
+    if any(not 0 <= place < len(calls) for place in places):
+        raise ValueError(f"expected indices of {len(calls)} calls")
+    return Awaits(tuple(calls[place] for place in places), float(awaits["since_s"]))
 
 
 def _parse_call(record: dict[str, Any]) -> CallSeen:

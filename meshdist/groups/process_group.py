@@ -404,6 +404,7 @@ class ProcessGroup(CollectiveMethods, Membership, metaclass=NamesExplained):
     ) -> Any:
         record[3] = 0  # not STARTED
         work = Work(error_prefix, recv)
+        work.record = record
         job = Job(steps, work, self.timeout_s if timeout_s is None else timeout_s, error_prefix, self.fail, record)
         try:
             self._world.progress.submit(self._queue, job)

@@ -139,7 +139,7 @@ class Unposted(ABC):
     def cause_of_delay(self, work: Work) -> str:
         return ""
 
-    def awaiting(self, works: Sequence[Work]) -> AbstractContextManager[None]:
+    def awaiting(self, works: Sequence[Work], *, is_limited: bool = False) -> AbstractContextManager[None]:
         raise AssertionError("asked of works that have been posted")
 
 

@@ -100,8 +100,8 @@ def wait_any(works: Sequence[Work | None], timeout: Timeout | None = None) -> in
         queue.carry(first)
     if not first.is_completed():
         with ExitStack() as stack:
-            if timeout is None and queue is not None:
-                stack.enter_context(queue.awaiting(present))
+            if queue is not None:
+                stack.enter_context(queue.awaiting(present, is_limited=timeout is not None))
             for work in present:
                 work.add_callback(first.notice)
                 stack.callback(work.remove_callback, first.notice)

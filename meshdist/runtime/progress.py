@@ -119,13 +119,14 @@ class Job:
 
 
 class Awaited(NamedTuple):
-    """One wait without a limit for async calls: its thread does nothing else until one of them is done, or it leaves.
+    """A wait for async calls. Without a limit, its thread does nothing else until one is done, or it leaves.
 
     It leaves by an exception of a signal handler, such as KeyboardInterrupt.
     """
 
     works: tuple[Work, ...]
     thread: int
+    since_ns: int
 
     def queues(self) -> list[JobQueue]:
         return list({queue for work in self.works if isinstance(queue := work.queue, JobQueue)})
@@ -195,32 +196,30 @@ class JobQueue:
             work.await_done(None, error_prefix)
 
     @contextmanager
-    def awaiting(self, works: Sequence[Work]) -> Iterator[None]:
+    def awaiting(self, works: Sequence[Work], *, is_limited: bool = False) -> Iterator[None]:
         """Let observers know that this thread does nothing else until one of `works` is done or has failed."""
-        progress = self.progress
+        progress, mine = self.progress, Awaited(tuple(works), threading.get_ident(), clock())
         is_free = progress.awaited is None or any(work._is_done for work in progress.awaited.works)
-        if not is_free or any(work.has_callbacks for work in works):  # callbacks may make calls
-            yield
-            return
+        # Callbacks may make calls.
+        is_blocked = is_free and not is_limited and not any(work.has_callbacks for work in works)
         try:
-            progress.awaited = Awaited(tuple(works), threading.get_ident())
+            progress.waiting[mine.thread] = mine
+            if is_blocked:
+                progress.awaited = mine
             yield
         finally:
-            progress.awaited = None
-            if progress.observer is not None:
-                progress.observer.leave()
+            progress.waiting.pop(mine.thread, None)
+            if is_blocked:
+                progress.awaited = None
+                if progress.observer is not None:
+                    progress.observer.leave()
 
     @contextmanager
     def _watched(self, error_prefix: str, deadline: Deadline) -> Iterator[Watch | None]:
-        observer, job = self.progress.observer, self.first()
-        watch = None
-        if (
-            observer is not None
-            and job is not None
-            and job.waiting_for is not None
-            and deadline.timeout_s >= EXPLAINED_FROM_S
-        ):
-            watch = observer.look(None, error_prefix, deadline, job.waiting_for)
+        observer, job, watch = self.progress.observer, self.first(), None
+        waitable = None if job is None else job.waiting_for
+        if observer is not None and waitable is not None and deadline.timeout_s >= EXPLAINED_FROM_S:
+            watch = observer.look(None, error_prefix, deadline, waitable)
         try:
             yield watch
         finally:
@@ -264,6 +263,7 @@ class Progress:
     def __init__(self, bells: Doorbells, name: str) -> None:
         self.observer: WaitObserver | None = None
         self.awaited: Awaited | None = None  # what a thread waits for; one of the waits if there are several
+        self.waiting: dict[int, Awaited] = {}  # all waits for async calls, by thread, for reports
         self._bells = bells
         self._name = name
         self._lock = threading.Lock()

@@ -285,8 +285,11 @@ class WorkQueue(Protocol):
     def await_done(self, work: Work, error_prefix: str) -> None:
         """Block until `work` is done or has failed."""
 
-    def awaiting(self, works: Sequence[Work]) -> AbstractContextManager[None]:
-        """Let observers know that this thread does nothing else until one of `works` is done or has failed."""
+    def awaiting(self, works: Sequence[Work], *, is_limited: bool = False) -> AbstractContextManager[None]:
+        """Let observers know that this thread does nothing else until one of `works` is done or has failed.
+
+        A wait that `is_limited` may end earlier; it is known to reports alone.
+        """
 
     def cause_of_delay(self, work: Work) -> str:
         """Return what `work` waits for, to go on a message; empty if that is unknown."""
@@ -358,7 +361,8 @@ class Work(Completion):
             elif timeout is None:
                 queue.await_done(self, self._error_prefix)
             else:
-                queue.wait_for(self, self._error_prefix, seconds(timeout))
+                with queue.awaiting([self], is_limited=True):
+                    queue.wait_for(self, self._error_prefix, seconds(timeout))
         self._was_awaited = True
         if self._error is not None:
             hand_over(self._error)

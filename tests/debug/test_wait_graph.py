@@ -214,6 +214,35 @@ def test_ranks_that_lack_in_different_calls_are_told_of_one_by_one():
     ]
 
 
+def in_a_wait(*places, since_s=3.0):
+    """Return the state of a rank with six receives in progress, which waits for any of those at some places."""
+    text = "irecv(float64[4] from rank {}, tag=0)"
+    calls = [waiting("world", n, 10.0 - n, text.format(n % 3 + 1), root=n % 3 + 1, tag=0) for n in range(6)]
+    awaits = {"calls": list(places), "since_s": NOW_S - since_s}
+    return parse_state({**data(0, calls, {"world": [0, 1, 2, 3]}), "awaits": awaits}, "a test")
+
+
+def test_the_calls_of_a_wait_any_are_named_and_the_rest_counted():
+    lines = hang_report(who_waits(by_rank(in_a_wait(1, 2))), 4)
+    one, other = (f"irecv(float64[4] from rank {n + 1}, tag=0), message {n} on 'world'" for n in (1, 2))
+    expected = "rank 0 has been in wait_any of 2 calls, at data.py:57, for 3.0 s, waiting for ranks 1, 2, 3"
+    assert f"{expected}: {one}, at train.py:10; {other}, at train.py:20" in lines
+    lines = hang_report(who_waits(by_rank(in_a_wait(*range(6)))), 4)
+    assert any(line.startswith("rank 0 has been in wait_any of 6 calls") for line in lines), lines
+    assert any(line.endswith("message 3 on 'world', at train.py:30; and 2 more") for line in lines), lines
+
+
+def test_the_call_that_a_rank_waits_for_is_named_and_not_a_later_one():
+    lines = hang_report(who_waits(by_rank(in_a_wait(1))), 4)
+    assert any(line.startswith("rank 0 has been in irecv(float64[4] from rank 2") for line in lines), lines
+
+
+@pytest.mark.parametrize("places", [[6], [-1], ["x"], None])
+def test_awaited_calls_that_are_not_there_are_refused(places):
+    with pytest.raises(ValueError, match="is not a file of the flight recorder"):
+        parse_state({**data(0, [], WORLD), "awaits": {"calls": places, "since_s": NOW_S}}, "a test")
+
+
 def test_a_message_from_any_waits_for_all():
     states = by_rank(
         seen(0, [waiting("world", 1, 3.0, "recv(float32[4] from any rank, tag=0)")], WORLD),

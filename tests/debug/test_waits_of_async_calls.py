@@ -42,7 +42,7 @@ class Rank:
         self.progress = Progress(None, "progress")
         self.jobs = [self.begin(f"group {number}") for number in range(num_calls)]
         works = tuple(job.work for job in self.jobs)
-        self.progress.awaited = Awaited(works, threading.get_ident())
+        self.progress.awaited = Awaited(works, threading.get_ident(), 0)
         groups = [
             SimpleNamespace(
                 name=f"group {number}",

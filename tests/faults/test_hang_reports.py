@@ -68,6 +68,33 @@ def test_a_timeout_shows_where_the_absent_rank_computes(new_workers, tmp_path):
     assert re.search(r"stack of rank 1: .* in one_computes > .* in busy_in_own_code", message)
 
 
+def waits_for_some(enough):
+    group = dist.new_group(timeout=TIMEOUT_S, group_desc="of some")
+    group.barrier()
+    if dist.get_rank():
+        busy_in_own_code(enough)
+        return None
+    works = [group.irecv(np.ones(4), source, tag=tag) for source, tag in ((1, 3), (2, 4))]
+    other = group.irecv(np.ones(4), 2, tag=5)
+    failure = attempt(lambda: works[dist.wait_any(works)].wait())
+    open(enough, "w").close()
+    return failure, attempt(other.wait)
+
+
+def test_a_timeout_shows_the_calls_of_a_wait_any_and_not_others(new_workers, tmp_path):
+    workers = new_workers(3)
+    workers.start(waits_for_some, str(tmp_path / "enough"))
+    message = workers.outcome(0)[0].message
+    words = [
+        rf"irecv\(float64\[4\] from rank {rank}, tag={tag}\), message {rank} on 'of some', at test_hang_reports.py:\d+"
+        for rank, tag in ((1, 3), (2, 4))
+    ]
+    line = (
+        r"rank 0 has been in wait_any of 2 calls, at test_hang_reports.py:\d+, for \d\.\d s, waiting for ranks 1, 2: "
+    )
+    assert re.search(f"{line}{'; '.join(words)}$", message, re.MULTILINE), message
+
+
 def two_orders():
     one = dist.new_group(timeout=TIMEOUT_S, group_desc="one")
     other = dist.new_group(timeout=TIMEOUT_S, group_desc="other")
