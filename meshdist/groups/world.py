@@ -330,7 +330,7 @@ class World:
         timeout_s = group.timeout_s
         world = type(self)(*place, self.backend_name, timeout_s, store, peers, bells, own_store, instrumentation)
         world.num_shrunk = self.num_shrunk + 1
-        world.endings = self.endings
+        world.endings, world.last_calls = self.endings, self.last_calls
         world._shared_resources = self._shared_resources
         self.hook_registry.move_to(world.hook_registry)
         return world

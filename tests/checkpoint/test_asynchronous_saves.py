@@ -126,6 +126,17 @@ def test_all_saves_are_waited_for_if_one_has_failed(tmp_path):
     assert load(tmp_path / "b")["w"].tolist() == [0, 1, 2, 3, 4]
 
 
+def test_an_error_is_raised_at_the_end_though_the_world_was_shrunk(tmp_path):
+    def program():
+        fail_to_save(tmp_path)
+        if meshdist.get_rank() == 0:
+            meshdist.shrink_group([1])
+
+    # Whichever comes first.
+    with pytest.raises((FileExistsError, ValueError), match=r"step-1 exists already|the world was shrunk"):
+        meshdist.run(program, 2, timeout=20)
+
+
 def test_memory_is_used_again(tmp_path):
     def program():
         x = np.zeros((3, 1000))
