@@ -15,6 +15,8 @@ from sidebyside.jobs import Job
 
 FEWEST, MOST = 3, 1_000_000
 _GROWTH = 4
+# How fast arrays of this size or more are depends on which pages they get: in each round they get others.
+_MANY_PAGES_BYTES = 1 << 20
 
 
 def iterations_for(job: Job, seconds: float) -> int:
@@ -39,6 +41,9 @@ def measure(jobs: Sequence[Job], case: Case, rounds: int, seconds: float) -> dic
         iterations[job.library.name] = iterations_for(job, seconds)
     times: dict[str, list[float]] = {job.library.name: [] for job in jobs}
     for number in range(rounds):
+        if number and case.nbytes >= _MANY_PAGES_BYTES:
+            for job in jobs:
+                job.prepare(case)
         turn = number % len(jobs)  # nobody is always the first, or always behind the same library
         for job in (*jobs[turn:], *jobs[:turn]):
             name = job.library.name

@@ -85,7 +85,7 @@ def test_the_end_of_the_world_waits_for_the_last_save(tmp_path):
 
 def fail_to_save(directory):
     save(directory, {}, step=1)
-    save(directory, {}, step=1, asynchronous=True)
+    return save(directory, {}, step=1, asynchronous=True)
 
 
 @pytest.mark.parametrize("destroys", [False, True])
@@ -128,9 +128,12 @@ def test_all_saves_are_waited_for_if_one_has_failed(tmp_path):
 
 def test_an_error_is_raised_at_the_end_though_the_world_was_shrunk(tmp_path):
     def program():
-        fail_to_save(tmp_path)
+        pending = fail_to_save(tmp_path)
         if meshdist.get_rank() == 0:
             meshdist.shrink_group([1])
+        else:
+            with pytest.raises((FileExistsError, meshdist.DistError)):
+                pending.wait()
 
     # Whichever comes first.
     with pytest.raises((FileExistsError, ValueError), match=r"step-1 exists already|the world was shrunk"):
