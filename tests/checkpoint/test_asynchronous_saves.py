@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from worlds import needs_linux
+from worlds import WorkerSet, needs_linux
 
 import meshdist
 from meshdist.checkpoint import load, save
@@ -126,18 +126,24 @@ def test_all_saves_are_waited_for_if_one_has_failed(tmp_path):
     assert load(tmp_path / "b")["w"].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_an_error_is_raised_at_the_end_though_the_world_was_shrunk(tmp_path):
-    def program():
-        pending = fail_to_save(tmp_path)
-        if meshdist.get_rank() == 0:
-            meshdist.shrink_group([1])
-        else:
-            with pytest.raises((FileExistsError, meshdist.DistError)):
-                pending.wait()
+def fail_and_shrink(directory):
+    pending = fail_to_save(directory)
+    ends = (FileExistsError, ValueError, meshdist.DistError)  # whichever comes first
+    if meshdist.get_rank() == 0:
+        meshdist.shrink_group([1])
+        with pytest.raises(ends, match=r"step-1 exists already|the world was shrunk|rank 1 "):
+            meshdist.destroy_process_group()
+    else:
+        with pytest.raises(ends):
+            pending.wait()
 
-    # Whichever comes first.
-    with pytest.raises((FileExistsError, ValueError), match=r"step-1 exists already|the world was shrunk"):
-        meshdist.run(program, 2, timeout=20)
+
+@needs_linux
+def test_an_error_is_raised_at_the_end_though_the_world_was_shrunk(worlds, tmp_path):
+    with WorkerSet(worlds.nursery, 2) as workers:
+        workers.join()
+        workers.start(fail_and_shrink, tmp_path)
+        assert [workers.outcome(rank) for rank in range(2)] == [None, None]
 
 
 def test_memory_is_used_again(tmp_path):
