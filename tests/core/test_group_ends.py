@@ -1,5 +1,6 @@
 """The end of a group: of a block, before its first call, on a rank that is not in it, and what new_group takes."""
 
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -56,6 +57,32 @@ def destroyed_inside():
 
 def test_the_group_of_a_block_may_be_destroyed_or_shrunk_inside():
     assert on_3_ranks(destroyed_inside) == [2, 2, None]
+
+
+def destroyed_as_a_call_begins():
+    """By another thread: what happens then is put between the two steps of this one."""
+    group = dist.new_group()
+    group.barrier()
+    cls, looks = type(group), [1, 2]
+    check_usable = cls.check_usable
+
+    def usable_and_destroyed(self, *args):
+        check_usable(self, *args)
+        if looks.pop() == 1:
+            cls.check_usable = check_usable
+            dist.destroy_process_group(group)
+
+    cls.check_usable = usable_and_destroyed
+    try:
+        with pytest.raises(dist.DistBackendError, match=r"all_gather on group .* was destroyed, by another thread"):
+            group.all_gather([np.ones(2), np.ones(2)], np.ones(2))
+    finally:
+        cls.check_usable = check_usable
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only")
+def test_a_call_that_begins_as_another_thread_destroys_its_group_is_told(worlds):
+    worlds.world("gloo", 2).run(destroyed_as_a_call_begins)
 
 
 def raise_inside(met):

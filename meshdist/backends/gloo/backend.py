@@ -203,7 +203,9 @@ class GlooBackend(Backend):
 
     @property
     def _shm(self) -> ShmGroup:
-        assert self._shared is not None, "connect comes before prepare"
+        if self._shared is None:
+            assert self._is_connected, "connect comes before prepare"
+            raise DistBackendError("the group was destroyed, by another thread, when this call had begun")
         return self._shared
 
     def _set_up(self) -> Iterator[Waitable]:
