@@ -36,6 +36,8 @@ GAVE_UP, TIMED_OUT = "gave up", "timed out"
 BY_SIGNAL, BY_CALL = "SIGUSR1", "asked for by flight_recorder()"
 """The reasons of a state after which the rank has gone on."""
 
+MOST_OLD_S = 10.0
+"""Ranks in a long wait publish their states more often than this."""
 RECORDS_SENT = 50
 """How many calls a state for other ranks has at least."""
 

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from meshdist.debug.blocked_rank import advice_on_sends
+from meshdist.debug.dump import MOST_OLD_S
 from meshdist.debug.states import CallSeen, RankSnapshot
 from meshdist.debug.wait_graph import Waits, begins_a_call, first_difference, who_waits
 from meshdist.runtime.rank_text import ranks_text
@@ -18,8 +19,6 @@ _MOST_RANKS = 8
 _MOST_STACKS, _MOST_FRAMES = 2, 5
 # How many of the calls of a wait_any are named.
 _MOST_AWAITED = 4
-# Waiting ranks publish their states more often than this.
-_MOST_OLD_S = 10.0
 # By whether it is of one rank.
 _FAILED = {True: ", and its call failed", False: ", and their calls failed"}
 
@@ -319,7 +318,7 @@ def _since_s(state: RankSnapshot) -> float:
 def _age(states: Sequence[RankSnapshot], now_s: float | None = None) -> str:
     """Return how long ranks have done what they do, until `now_s`, or until the time of their states."""
     ends_s = (
-        state.time_s + (0.0 if now_s is None or state.is_last else min(max(0.0, now_s - state.time_s), _MOST_OLD_S))
+        state.time_s + (0.0 if now_s is None or state.is_last else min(max(0.0, now_s - state.time_s), MOST_OLD_S))
         for state in states
     )
     ages_s = [end_s - _since_s(state) for end_s, state in zip(ends_s, states, strict=True)]

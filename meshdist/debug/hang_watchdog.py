@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from meshdist.debug.dump import GAVE_UP, RECORDS_SENT, TIMED_OUT, rank_state
+from meshdist.debug.dump import GAVE_UP, MOST_OLD_S, RECORDS_SENT, TIMED_OUT, rank_state
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.runtime.flight_recorder import COMPLETED, SEQUENCE, facts_in
 from meshdist.runtime.waiting import grace_s
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from meshdist.runtime.waiting import Waitable, Watch
 
 _MOST_CHARACTERS = 3000
-_REFRESH_S = 10.0
+# A finding that is older says so: its ages are then too small.
+_OLD_S = 0.2
+_REFRESH_S = MOST_OLD_S
 _SETTLE_S = 0.3
 _MOST_WAITS_FOR_LEADER = 10
 # From when on it is looked for ranks that wait for each other.
@@ -48,9 +50,19 @@ class Finding(NamedTuple):
 
     text: str = ""  # lines on who waits for whom; empty without a finding
     has_cycle: bool = False  # whether ranks wait for each other
+    time_s: float = 0.0  # when the ranks were in these states, in seconds since 1970, by the clock of the leader
 
     def __bool__(self) -> bool:
         return bool(self.text)
+
+    def told(self, now_s: float) -> str:
+        """Return the lines under their heading, which gives the age of an old finding; empty without a finding."""
+        if not self:
+            return ""
+        # As in reports, since the clocks of hosts differ and may jump.
+        age_s = min(max(0.0, now_s - self.time_s), MOST_OLD_S)
+        when = f", as of {age_s:.1f} s ago" if age_s >= _OLD_S else ""
+        return f"  who is waiting for whom{when}:\n{self.text}"
 
 
 class StateExchange(Protocol):
@@ -247,7 +259,8 @@ class HangWatchdog:
         stopped = {} if self._found else self.exchange.stopped()
         budget_s = budget_s if self._found or stopped else min(_FIRST_BUDGET_S, 10 * budget_s)
         self._ask(self._asked, self._answered, budget_s)
-        return self._found.text or "\n".join(f"  rank {rank} {state}" for rank, state in stopped.items())
+        told = self._found.told(time.time())
+        return told or "\n".join(f"  rank {rank} {state}" for rank, state in stopped.items())
 
     def publish_last(self, budget_s: float, *, has_timed_out: bool) -> None:
         """Publish the last state of this rank, which gives up, for ranks that ask when it is gone."""
@@ -345,7 +358,7 @@ class HangWatchdog:
             self._log.warning(
                 "%s: has been waiting for %.1f s (timeout: %g s%s)\n%s",
                 *(warned.error_prefix, warned.lasts_s, warned.timeout_s),
-                *(f"; {warned.instead}" if warned.instead else "", self._found.text),
+                *(f"; {warned.instead}" if warned.instead else "", self._found.told(time.time())),
                 extra=self._open_call(),
             )
 
@@ -355,10 +368,10 @@ class HangWatchdog:
 
         timeout_s = min((watch.timeout_s for watch in list(self._watches)), default=0.0)
         states, gone = self.exchange.gather(min(_LONGEST_BUDGET_S, timeout_s / 10))
-        waits = who_waits(states, gone)
-        lines = hang_report(waits, self._world.size, now_s=time.time())
-        text = "\n".join(f"  {line}" for line in ["who is waiting for whom:", *lines])[:_MOST_CHARACTERS]
-        self._found = Finding(text, has_cycle=bool(waits.cycle))
+        waits, now_s = who_waits(states, gone), time.time()
+        lines = hang_report(waits, self._world.size, now_s=now_s)
+        text = "\n".join(f"  {line}" for line in lines)[:_MOST_CHARACTERS]
+        self._found = Finding(text, has_cycle=bool(waits.cycle), time_s=now_s)
         self._has_cause = bool(waits.absent or waits.cycle)
 
     def _open_call(self) -> dict[str, Any]:

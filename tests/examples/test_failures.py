@@ -27,6 +27,7 @@ def without_what_changes(text: str) -> str:
     text = re.sub(r"\(pid \d+ on [^)]*\)", "(PID)", text)
     text = re.sub(r"\(rank \d+ of (\d+)\)", r"(RANK of \1)", text)
     text = re.sub(r"group '(rows|columns)' \(RANK", r"group 'ITS FIRST' (RANK", text)
+    text = re.sub(r", as of \d+\.\d s ago:", ":", text)  # of the ranks that report, the first has the latest state
     return re.sub(r"for \d+\.\d s", "for T s", text)
 
 

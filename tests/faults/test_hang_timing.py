@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 
@@ -12,7 +13,7 @@ from trying import attempt
 
 import meshdist as dist
 from meshdist.debug.dump import TIMED_OUT
-from meshdist.debug.hang_watchdog import StateExchange
+from meshdist.debug.hang_watchdog import Finding, StateExchange
 from meshdist.runtime.context import current_slot
 
 pytestmark = pytest.mark.timeout(60)
@@ -27,11 +28,13 @@ class SlowStateExchange(StateExchange):
         board: What the ranks have told: for all of them one.
         publish_s: How long it takes until a rank's state is there.
         gather: Called before the states of the others are asked for.
+        told: What the leader has found.
         last: Gets the states of ranks that give up: for all of them one.
     """
 
-    def __init__(self, exchange, rank, board, publish_s=0.0, gather=lambda: None, last=None):
+    def __init__(self, exchange, rank, board, publish_s=0.0, gather=lambda: None, told=Finding(), last=None):
         self.exchange, self.rank, self.board, self.publish_s, self.before = exchange, rank, board, publish_s, gather
+        self.told = told
         self.last = {} if last is None else last
 
     def publish(self, state, *, waits):
@@ -56,7 +59,7 @@ class SlowStateExchange(StateExchange):
         """Nobody is told: it would come too late for those that begin at once."""
 
     def reported(self):
-        return ""
+        return self.told
 
 
 def go_slowly(**slow):
@@ -123,6 +126,27 @@ def test_a_rank_that_was_told_nothing_finds_it_out_by_itself():
     failure = dist.run(main, 3)[2]
     assert failure.kind is dist.DistTimeoutError
     assert "rank 1 has not reached barrier(), call 1" in failure.message
+
+
+def test_a_finding_of_before_says_how_old_it_is():
+    board, enough = {0: {}}, threading.Event()  # rank 0 leads
+    told = Finding("  rank 1 is in load_data", time_s=time.time() - 5.0)
+
+    def main():
+        rank = dist.get_rank()
+        go_slowly(board=board, told=told)
+        group = dist.new_group(timeout=30.0 if rank == 0 else 1.0)
+        group.barrier()
+        if rank == 1:
+            enough.wait(30)
+        failure = attempt(group.barrier)
+        enough.set()
+        return failure
+
+    failure = dist.run(main, 3)[2]
+    assert failure.kind is dist.DistTimeoutError
+    said = re.search(r"who is waiting for whom, as of (.*) s ago:\n  rank 1 is in load_data", failure.message)
+    assert 5.0 <= float(said[1]) <= 10.0
 
 
 def test_the_last_state_of_a_rank_is_kept_though_it_does_not_wait_for_the_answer():
