@@ -7,10 +7,14 @@ DETAIL.
 
 from __future__ import annotations
 
+import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
 from dis import opmap
 from functools import wraps
+from io import StringIO
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
@@ -23,6 +27,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _RAISE = opmap["RAISE_VARARGS"]
+_SUGGESTION = re.compile(r"(.*)\. Did you mean: '.*'\?")
 _ABOUT_ARGUMENTS = (ValueError, TypeError, AttributeError, ImportError)
 
 
@@ -54,13 +59,29 @@ def ending_at_the_call(function: Callable[P, R]) -> Callable[P, R]:
 def traceback_text(error: BaseException, frames: TracebackType | None) -> str:
     """Return an exception as Python prints it, with its causes, from `frames` on: its traceback or a part of it."""
     described = traceback.TracebackException(type(error), error, frames)
-    if not shows_all_frames():
-        for part, cause, trace in _chain(described, error, frames):
-            if _is_deliberate(cause, trace):
-                kept = [frame for frame in part.stack if not is_ours(frame.filename)]
-                if kept:  # else it was raised on a thread of this package
-                    part.stack = traceback.StackSummary.from_list(kept)
-    return "".join(described.format())
+    hides_frames = not shows_all_frames()
+    suggestions: dict[str, str] = {}
+    for part, cause, trace in _chain(described, error, frames):
+        if hides_frames and _is_deliberate(cause, trace):
+            kept = [frame for frame in part.stack if not is_ours(frame.filename)]
+            if kept:  # else it was raised on a thread of this package
+                part.stack = traceback.StackSummary.from_list(kept)
+        if isinstance(cause, (NameError, AttributeError)):
+            suggestions = suggestions or _suggestions(error)
+    return "".join(suggestions.get(line, line) for line in "".join(described.format()).splitlines(keepends=True))
+
+
+def _suggestions(error: BaseException) -> dict[str, str]:
+    """Return the lines of an error, or of its causes, as they are with the name that Python suggests.
+
+    Up to Python 3.11, only the interpreter looks for such names, when it prints an error.
+    """
+    if sys.version_info >= (3, 12):
+        return {}
+    with redirect_stderr(StringIO()) as printed:
+        sys.__excepthook__(type(error), error, error.__traceback__)
+    found = (_SUGGESTION.fullmatch(line) for line in printed.getvalue().splitlines())
+    return {f"{match[1]}\n": f"{match[0]}\n" for match in found if match is not None}
 
 
 def without_leading(frames: TracebackType | None) -> TracebackType | None:

@@ -157,13 +157,12 @@ def _traceback_of(error: BaseException) -> str:
     import traceback
 
     frames = _user_frames(error.__traceback__)
-    if "meshdist" in sys.modules:  # loaded by the user's code
-        try:
-            from meshdist.debug.user_traceback import traceback_text
+    try:
+        from meshdist.debug.user_traceback import traceback_text
 
-            return traceback_text(error, frames)
-        except (ImportError, OSError, MemoryError):  # descriptors or memory may have run out
-            pass
+        return traceback_text(error, frames)
+    except Exception:  # descriptors or memory may have run out, or a file of the user has the name of a module
+        pass
     return "".join(traceback.format_exception(type(error), error, frames))
 
 

@@ -150,6 +150,23 @@ def test_a_traceback_keeps_causes_mistakes_of_the_package_and_all_at_level_detai
     assert re.search(r'script\.py", line \d+, in call\n(.*\n)*?  File ".*meshdist/collectives/all_reduce\.py"', detail)
 
 
+@pytest.mark.parametrize(
+    ("imports", "mistake", "words"),
+    [
+        ("", "valeu = 3\nprint(value)", "NameError: name 'value' is not defined. Did you mean: 'valeu'?"),
+        (
+            "import meshdist as dist",
+            "try:\n    1 / 0\nexcept ZeroDivisionError:\n    'text'.uper()",
+            "AttributeError: 'str' object has no attribute 'uper'. Did you mean: 'upper'?",
+        ),
+    ],
+)
+def test_the_name_that_python_suggests_is_shown(tmp_path, imports, mistake, words):
+    write_script(tmp_path, f"{imports}\n{mistake}")
+    err = meshrun(tmp_path, "-n", "1", "script.py")[2]
+    assert f"\n{words}\n" in err
+
+
 @pytest.mark.parametrize("ending", ["", "sys.exit()", "dist.destroy_process_group()"])
 def test_a_save_that_fails_at_the_end_is_a_failure(tmp_path, ending):
     body = f"""

@@ -167,6 +167,14 @@ def test_the_same_error_of_several_ranks_is_said_once(shell):
     assert lines[-1] == "[2] KeyError: 5"
 
 
+@pytest.mark.parametrize(("name", "meant"), [("size_y", "size_x"), ("np.ones(2).shap", "shape")])
+def test_the_name_that_python_suggests_is_shown(shell, name, meant):
+    with pytest.raises(RuntimeError) as raised:
+        shell.run_cell_magic("mesh", "-n 4", f"size_x = 3\n{name}")
+    (line,) = [line for line in raised.value._render_traceback_() if "Error: " in line]
+    assert line.endswith(f". Did you mean: '{meant}'?")
+
+
 def test_the_same_timeout_of_several_ranks_is_said_once(shell):
     source = "import time\nif rank == 0: time.sleep(3)\nelse: dist.all_reduce(np.ones((2, 2)))"
     with pytest.raises(RuntimeError) as raised:
