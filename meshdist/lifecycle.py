@@ -25,6 +25,7 @@ from meshdist.debug.user_traceback import ending_at_the_call
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistTimeoutError
 from meshdist.groups.api import connect_to_device
 from meshdist.groups.non_member import NonMember
+from meshdist.groups.process_group import DESTROYED
 from meshdist.groups.world import Instrumentation, World, current_world, resolve, world_in
 from meshdist.runtime.context import WorldSlot, current_slot
 from meshdist.runtime.departure import giving_up
@@ -338,9 +339,14 @@ def abort_process_group(group: CollectiveMethods | None = None) -> None:
     if members is not world.default_group:
         members.give_up(giving_up(reason, cause))
         return
+    abort_world(world, reason, cause)
+
+
+def abort_world(world: World, reason: str, cause: BaseException | None = None, what: str = DESTROYED) -> None:
+    """Abort all groups of the current world and end it; later calls raise with `what` became of them."""
     current_slot().empty()
     world.abort(reason, cause)
-    world.close()
+    world.close(what)
 
 
 def _check_place(rank: int, world_size: int) -> None:

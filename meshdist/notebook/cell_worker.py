@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from multiprocessing.connection import Connection
 from types import FrameType, ModuleType
@@ -31,13 +31,21 @@ from meshdist.errors import DistError
 from meshdist.groups.world import World, world_in
 from meshdist.launch.failures import follows_from_peer
 from meshdist.launch.worker import die_with_parent, write_whole_lines
+from meshdist.lifecycle import abort_world
 from meshdist.mesh import show
 from meshdist.notebook.cell_values import drawn_figures, rich_forms, variables_of_the_world
+from meshdist.notebook.kept_world import NOT_FAILED, RankState, calls_at_rest, num_messages, place_of
 from meshdist.notebook.magic_options import Axes
 from meshdist.runtime.context import current_slot
 
 # From when on a wait is examined, to tell at once of a rank that has finished the cell.
 _DETECTS_FROM_S = 0.1
+
+# What became of the groups of a world that the workers have left.
+_OF_EARLIER_WORLD = (
+    "belongs to an earlier world: a cell failed or changed the backend since, and the workers have formed a new world;"
+    ' create this group, slice or array again, a slice as in `dp = mesh["dp"]`'
+)
 
 # Filled while a cell runs.
 _PICTURES: ContextVar[list[bytes] | None] = ContextVar("pictures", default=None)
@@ -66,6 +74,11 @@ class Joining:
 
 
 @dataclass(frozen=True)
+class Abandon:
+    """A request to end the world after a cell has failed here, which has no answer: other ranks may wait for it."""
+
+
+@dataclass(frozen=True)
 class Answer:
     status: str  # "done", "raised" or "interrupted"
     text: str = ""  # the traceback of an exception
@@ -75,6 +88,7 @@ class Answer:
     pictures: tuple[bytes, ...] = ()  # the matplotlib figures that the cell has shown or left open, as PNG files
     shown: dict[str, Any] | None = None  # the forms of the last expression, if it has others than text
     of_the_world: tuple[str, ...] = ()  # names of variables that are, or hold, groups and meshes of the world
+    state: RankState = field(default_factory=RankState)  # of a rank that has run a cell
 
 
 class Worker:
@@ -83,6 +97,8 @@ class Worker:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._is_running = False
+        self._failed_with: BaseException | None = None  # the exception of the last cell
+        self._state = RankState()
         self._store: meshdist.Store | None = None
         self._mesh_axes: Axes = ()
         self._mesh: meshdist.DeviceMesh | None = None  # made for the cells, not by them
@@ -97,11 +113,20 @@ class Worker:
         with contextlib.suppress(EOFError, ConnectionError):
             while True:
                 request = pickle.loads(self._connection.recv_bytes())
+                if isinstance(request, Abandon):
+                    self._leave_world(self._failed_with)
+                    continue
+                self._failed_with, self._state = None, RankState()
                 answer = self._answer(request)
                 if isinstance(request, Cell):
-                    own = {name: value for name, value in vars(self._main).items() if value is not self._mesh}
-                    answer = replace(answer, of_the_world=variables_of_the_world(own))
+                    answer = replace(answer, of_the_world=self._of_the_world(), state=self._state)
                 self._connection.send_bytes(pickle.dumps(answer))
+
+    def _of_the_world(self) -> tuple[str, ...]:
+        variables = dict(vars(self._main))
+        if variables.get("mesh") is self._mesh:  # other names of this mesh, such as an only axis, are not made again
+            variables.pop("mesh", None)
+        return variables_of_the_world(variables)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._is_running:  # otherwise it came after the cell
@@ -117,19 +142,23 @@ class Worker:
             finally:
                 self._is_running = False
             return Answer("done", values=values, pictures=tuple(pictures), shown=self._shown)
-        except KeyboardInterrupt:
-            return self._failed(Answer("interrupted", summary="KeyboardInterrupt"))
+        except KeyboardInterrupt as error:
+            self._leave_world(error)
+            return Answer("interrupted", summary="KeyboardInterrupt")
         except BaseException as error:  # the notebook shows any exception
-            return self._failed(Answer("raised", _text(error), _summary(error), follows_from_peer(error)))
+            self._failed_with = error
+            if not isinstance(request, Cell):
+                self._leave_world(error)
+            return Answer("raised", _text(error), _summary(error), follows_from_peer(error))
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
 
-    def _failed(self, answer: Answer) -> Answer:
-        # The other ranks may wait for this one.
-        if meshdist.is_initialized():
-            meshdist.abort_process_group()
-        return answer
+    def _leave_world(self, error: BaseException | None = None) -> None:
+        """End the world, if there is one; other ranks that wait for this one get its exception."""
+        world = world_in(current_slot())
+        if world is not None:
+            abort_world(world, "it raised" if error else "the workers form a new world", error, _OF_EARLIER_WORLD)
 
     def _do(self, request: Cell | Joining | list[str]) -> bytes | None:
         if isinstance(request, list):
@@ -141,8 +170,7 @@ class Worker:
         return None
 
     def _join(self, joining: Joining) -> None:
-        if meshdist.is_initialized():
-            meshdist.abort_process_group()
+        self._leave_world()
         if self._store is None:
             place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             self._store = meshdist.TCPStore(*place, is_master=False)
@@ -157,13 +185,20 @@ class Worker:
 
     def _run(self, cell: Cell) -> bytes | None:
         world = _begin_phase(cell.number)
-        values = self._carry_out(cell)
+        before, failed_at = num_messages(world), NOT_FAILED
+        try:
+            self._carry_out(cell)
+        except BaseException as error:
+            failed_at = place_of(error, cell.name)
+            raise
+        finally:
+            self._state = RankState(failed_at, calls_at_rest(world_in(current_slot()), before))
         if world is not None and world_in(current_slot()) is world:
             with contextlib.suppress(DistError):  # the next call notices the loss of the store
                 watchdog_of(world).detector.end_phase("cell")
-        return values
+        return _pickled(vars(self._main), cell.get) if cell.get else None
 
-    def _carry_out(self, cell: Cell) -> bytes | None:
+    def _carry_out(self, cell: Cell) -> None:
         variables = vars(self._main)
         if cell.sent is not None:
             variables.update(pickle.loads(cell.sent))
@@ -182,7 +217,6 @@ class Worker:
             if error.name == "mesh" and not cell.axes:
                 error.args = (f"{error}; %%mesh --axes creates it",)
             raise
-        return _pickled(variables, cell.get) if cell.get else None
 
     def _show(self, value: Any) -> None:
         """Show the last expression of a cell as Jupyter does: as a picture or HTML if it has one, else as text."""

@@ -241,6 +241,8 @@ def _what_is_left(outcome: Completion) -> list[str]:
 
     None if all stay on all workers: the next cell finds `mesh` and the variables as if nothing had happened.
     """
+    if outcome.keeps_world:
+        return []
     lost = outcome.of_the_world()
     if lost:
         named = ", ".join(f"`{name}`" for name in lost[:_MOST_NAMED]) + (", ..." if len(lost) > _MOST_NAMED else "")

@@ -15,7 +15,8 @@ from typing import Any
 
 from meshdist.errors import DistError
 from meshdist.launch.worker_env import LOOPBACK, job_secret, new_job
-from meshdist.notebook.cell_worker import Answer, Cell, Joining
+from meshdist.notebook.cell_worker import Abandon, Answer, Cell, Joining
+from meshdist.notebook.kept_world import RankState, can_go_on, failed_alike
 from meshdist.notebook.magic_options import Axes
 from meshdist.notebook.process import WorkerProcess
 from meshdist.notebook.rank_output import merged
@@ -27,6 +28,8 @@ from meshdist.system.platform import check_processes
 _TEXT = "text/plain"
 _START_S = 60.0
 _TICK_S = 0.1
+# How long the world of ranks that have failed is kept, as the others may soon fail at the same line.
+_ALIKE_S = 0.5
 
 
 @dataclass
@@ -38,11 +41,33 @@ class Completion:
     not_begun: set[int] = field(default_factory=set)  # the workers in `ended` that had ended before they began the cell
     interrupted: bool = False
     hang_report: list[str] = field(default_factory=list)  # who waited for whom when the cell was interrupted
+    abandoned: set[int] = field(default_factory=set)  # the ranks that were told to end their world
 
     @property
     def is_good(self) -> bool:
         """Whether all ranks have completed the cell."""
         return not self.ended and all(answer.status == "done" for answer in self.answers.values())
+
+    @property
+    def keeps_world(self) -> bool:
+        """Whether the groups stay: all ranks have completed the cell, or failed at the same line after equal calls."""
+        if self.is_good:
+            return True
+        return not (self.ended or self.interrupted or self.abandoned) and can_go_on(self._states)
+
+    @property
+    def failed(self) -> set[int]:
+        """The ranks that have failed in the cell, and were not told to end their world."""
+        return {rank for rank, state in self._states.items() if state.has_failed} - self.abandoned
+
+    @property
+    def failed_alike(self) -> bool:
+        """Whether the ranks that have answered so far may stay in their world, if the others answer the same."""
+        return not (self.ended or self.interrupted or self.abandoned) and failed_alike(self._states)
+
+    @property
+    def _states(self) -> dict[int, RankState]:
+        return {rank: answer.state for rank, answer in self.answers.items()}
 
     def values(self) -> dict[str, list[Any]]:
         """Return the requested variables, by name, as lists by rank."""
@@ -93,8 +118,8 @@ def _are_alike(forms: dict[str, Any], others: dict[str, Any]) -> bool:
 class Pool:
     """Worker processes on this host that are the ranks of one world.
 
-    A worker that ends is replaced before the next cell. After a cell that failed on any rank, all join a new world: the
-    variables of the workers stay, their groups do not.
+    A worker that ends is replaced before the next cell. After a cell that failed on any rank, all join a new world,
+    unless it failed on all ranks at the same line: the variables of the workers stay, their groups do not.
 
     Args:
         size: Number of workers.
@@ -202,7 +227,7 @@ class Pool:
         with _ctrl_c_deferred() as is_interrupted:
             self._get_ready(is_interrupted)
             result = self._request_all(Cell(self._num_cells, name, source, axes, sent, get), is_interrupted)
-        if not result.is_good:
+        if not result.keeps_world:
             self._is_joined = False
             self._drop(result.ended)
         return result
@@ -263,7 +288,7 @@ class Pool:
         self, ranks: list[int], is_interrupted: Callable[[], int], deadline: Deadline | None = None
     ) -> Completion:
         """Collect the answers of workers, and show their output meanwhile."""
-        result, waiting = Completion(), set(ranks)
+        result, waiting, patience = Completion(), set(ranks), None
         with selectors.DefaultSelector() as selector:
             for rank in ranks:
                 selector.register(self._workers[rank].connection, selectors.EVENT_READ, (rank, True))
@@ -277,6 +302,9 @@ class Pool:
                         self._take_answer(rank, result)
                     elif not self._show_output(rank):
                         selector.unregister(key.fileobj)
+                if result.failed:
+                    patience = patience or Deadline(_ALIKE_S)
+                    self._abandon_failed(result, is_overdue=patience.expired())
                 self._on_tick()
                 if is_interrupted() and not result.interrupted:
                     result.hang_report = self._hang_report(lambda: is_interrupted() > 1)
@@ -289,6 +317,15 @@ class Pool:
         for rank in ranks:
             self._show_output(rank, to_the_end=True)
         return result
+
+    def _abandon_failed(self, result: Completion, *, is_overdue: bool) -> None:
+        """Let ranks that have failed end their world, which others may wait for, unless it is kept or may be."""
+        may_keep = result.keeps_world if len(result.answers) == self.size else result.failed_alike and not is_overdue
+        if may_keep:
+            return
+        for rank in result.failed:
+            self._workers[rank].ask(Abandon())
+            result.abandoned.add(rank)
 
     def _hang_report(self, is_in_haste: Callable[[], bool]) -> list[str]:
         from meshdist.debug.attach import hang_of_interrupted  # most cells do not hang

@@ -32,9 +32,9 @@ class SlowStateExchange(StateExchange):
         last: Gets the states of ranks that give up: for all of them one.
     """
 
-    def __init__(self, exchange, rank, board, publish_s=0.0, gather=lambda: None, told=Finding(), last=None):
+    def __init__(self, exchange, rank, board, publish_s=0.0, gather=lambda: None, told=None, last=None):
         self.exchange, self.rank, self.board, self.publish_s, self.before = exchange, rank, board, publish_s, gather
-        self.told = told
+        self.told = told or Finding()
         self.last = {} if last is None else last
 
     def publish(self, state, *, waits):

@@ -208,6 +208,48 @@ def test_only_what_belongs_to_the_ended_world_is_lost(shell, capsys):
     assert raised.value._render_traceback_()[-1] == "ranks 1, 2, 3: the same"
 
 
+def test_an_error_of_all_ranks_takes_no_groups(shell, capsys):
+    shell.run_cell_magic("mesh", "-n 4 --axes dp=2,tp=2", "dp = mesh['dp']\nrow = dist.new_group([0, 1])\nrow")
+    capsys.readouterr()
+    for source in (
+        "dp.barrier()\nmissing",
+        "dist.all_reduce(np.ones(2), op='none')",
+        "if rank < 2: row.barrier()\n1 / 0",
+        "time = 1\nraise SystemExit(3)",
+    ):
+        with pytest.raises(RuntimeError) as raised:
+            shell.run_cell_magic("mesh", "", source)
+        assert raised.value._render_traceback_()[-1] == "ranks 1, 2, 3: the same"
+    with pytest.raises(RuntimeError, match="this rank has no variable 'nope'"):
+        shell.run_cell_magic("mesh", "--get nope", "row.barrier() if rank < 2 else None")
+    source = "total = dp.all_reduce(np.ones(1)).item() + (row.all_reduce(np.ones(1)).item() if rank < 2 else 2)"
+    shell.run_cell_magic("mesh", "", f"{source}\ndel dp, row\ntotal")
+    assert capsys.readouterr().out.splitlines() == ["[0-3] 4.0"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "if rank == 0: line.all_reduce(np.ones(1), async_op=True)\nmissing",
+        "if rank == 0: line.send(np.ones(1), 1)\nmissing",
+        "if rank == 0:\n    missing\nmissing",
+        "if rank == 0: missing\nline.barrier()",
+    ],
+    ids=["async", "message", "lines", "ranks"],
+)
+def test_ranks_that_have_not_done_the_same_lose_their_groups_which_are_named(shell, source):
+    shell.run_cell_magic("mesh", "-n 4 --axes dp=2,tp=2", "line = mesh['dp']\nline.barrier()")
+    with pytest.raises(RuntimeError) as raised:
+        shell.run_cell_magic("mesh", "", source)
+    said = "The workers are joining a new world: create `line` again; the other variables stay."
+    assert raised.value._render_traceback_()[-1] == said
+    with pytest.raises(RuntimeError) as raised:
+        shell.run_cell_magic("mesh", "", "line.barrier()")
+    assert "belongs to an earlier world" in str(raised.value)
+    assert 'as in `dp = mesh["dp"]`' in str(raised.value)
+    shell.run_cell_magic("mesh", "", "mesh['dp'].barrier()\ndel line")
+
+
 def test_a_worker_that_ends_is_said(shell, capsys):
     with pytest.raises(RuntimeError) as raised:
         shell.run_cell_magic("mesh", "", "import os\nif rank == 1: os._exit(3)\ndist.barrier()")

@@ -133,6 +133,14 @@ def test_an_exception_ends_the_cell_of_the_others_and_the_next_one_works(pool, s
     assert shown.take() == [(rank, "10") for rank in range(3)]
 
 
+def test_variables_of_the_world_are_named_also_if_they_are_the_mesh(pool):
+    outcome = pool.run("line = mesh['x']\nif rank: missing", (("x", pool.size),))
+    assert not outcome.keeps_world
+    assert "line" in outcome.of_the_world()
+    assert "mesh" not in outcome.of_the_world()
+    pool.run("del line, mesh")
+
+
 def test_a_rank_that_waits_for_one_that_has_ended_the_cell_raises_at_once(pool, shown):
     began_s = time.monotonic()
     outcome = pool.run("dist.barrier()\nif rank != 1:\n    dist.all_reduce(np.ones(2))", name="In [7]")
