@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context
 from dataclasses import dataclass
@@ -13,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from meshdist.backends.threads import ThreadStore
 from meshdist.debug.instrumentation import WorldInstrumentation
 from meshdist.debug.user_traceback import ending_at_the_call, user_frames
-from meshdist.errors import DistError
 from meshdist.groups.world import World, world_in
+from meshdist.launch.failures import came_while_handling, follows_from_peer
 from meshdist.launch.rank_functions import check_arguments
 from meshdist.lifecycle import enter_world
 from meshdist.runtime.context import WorldSlot, use_slot
@@ -49,7 +51,8 @@ def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, time
     Raises:
         TypeError: `fn` is not callable, or cannot be called with `args`, or `world_size` is not an integer.
         ValueError: `world_size` is not positive.
-        Exception: The exception of the first rank whose failure does not follow from another. The other ranks end.
+        Exception: The exception of the first rank whose failure does not follow from another's; if all follow from a
+            rank that has returned, that of the rank that failed first. The other ranks end.
 
     Example:
         >>> import numpy as np
@@ -97,14 +100,21 @@ def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, time
             for rank in ranks:
                 store.end(rank.rank, Departure(PeerExit.INTERRUPTED, detail=type(error).__name__))
         raise
-    failed = [(rank.rank, rank.error) for rank in ranks if rank.error is not None]
+    failed = [(rank.rank, rank.error) for rank in sorted(ranks, key=_order_of_causes) if rank.error is not None]
     if failed:
-        # A failure that follows from another rank's is not the cause.
-        first, cause = min(failed, key=lambda pair: isinstance(pair[1], DistError) and pair[1].peer_failed)
+        first, cause = failed[0]
         if hasattr(cause, "add_note"):
             cause.add_note(f"raised on rank {first} of {world_size} by meshdist.run")
         raise cause.with_traceback(user_frames(cause))
     return [rank.result for rank in ranks]
+
+
+def _order_of_causes(rank: _Rank) -> tuple[bool, bool, float]:
+    """Sort ranks by whether their failure may have caused the others; if all follow from another, by time."""
+    if rank.error is None:
+        return True, True, math.inf
+    follows = follows_from_peer(rank.error)
+    return follows, not came_while_handling(rank.error), rank.failed_s if follows else rank.rank
 
 
 @dataclass(eq=False, repr=False)
@@ -119,6 +129,7 @@ class _Rank:
     caller: int  # the thread that waits for the ranks
     result: Any = None
     error: BaseException | None = None
+    failed_s: float = math.inf
     world: World | None = None
 
     def _make_exchange(self) -> StateExchange:
@@ -149,7 +160,7 @@ class _Rank:
             self.result = self.fn(*self.args)
             world.finish()
         except BaseException as error:  # handed to the caller of run
-            self.error = error
+            self.error, self.failed_s = error, time.monotonic()
             if self.world is not None:
                 self.world.end_with(error)
             end = Departure(PeerExit.RAISED, detail=f"{type(error).__name__}: {error}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+import meshdist as dist
 from meshdist.errors import CallMade, DistBackendError
 from meshdist.runtime.departure import Departure, LeftOut, describe, gave_up, peer_gone
 
@@ -27,3 +29,13 @@ def test_the_first_cause_is_said_once_however_many_pass_it_on(hang_report):
 @pytest.mark.parametrize("words", ["it raised ValueError: the pump gave up: no oil", "rank 2 (pid 7 on n) has died"])
 def test_what_is_no_chain_is_said_as_it_is(words):
     assert describe(gave_up(DistBackendError(words))) == f"failed: {words}"
+
+
+def test_run_raises_the_error_of_the_rank_that_the_others_waited_for():
+    def main():
+        rank = dist.get_rank()
+        if rank < 2:
+            dist.recv(np.ones(1), src=rank + 1)
+
+    with pytest.raises(dist.DistBackendError, match="rank 1 of 3.*: rank 2 has finished without sending"):
+        dist.run(main, 3)
