@@ -29,6 +29,8 @@ R = TypeVar("R")
 _RAISE = opmap["RAISE_VARARGS"]
 _SUGGESTION = re.compile(r"(.*)\. Did you mean: '.*'\?")
 _ABOUT_ARGUMENTS = (ValueError, TypeError, AttributeError, ImportError)
+DELIBERATE = (DistError, *_ABOUT_ARGUMENTS)
+"""What this package raises on purpose; other code raises some of these, too."""
 
 
 def ending_at_the_call(function: Callable[P, R]) -> Callable[P, R]:

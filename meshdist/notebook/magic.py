@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from meshdist.backends.device_backends import usable_backend_name
+from meshdist.debug.user_traceback import DELIBERATE, user_frames
 from meshdist.errors import DistError
 from meshdist.notebook.cell_worker import Answer
 from meshdist.notebook.magic_options import CellOptions, asks_for_help, help_text, parse_options
@@ -265,8 +266,18 @@ def _summaries(failed: dict[int, Answer], first: int | None, others: list[int]) 
     return lines
 
 
+def _show_from_the_user(shell: Any, kind: type, error: BaseException, trace: Any, tb_offset: int | None = None) -> None:
+    """Show the traceback of an exception without the frames of this package below the user's; a handler of IPython."""
+    shell.showtraceback((kind, error, user_frames(error)), tb_offset=tb_offset)
+
+
 def load_ipython_extension(shell: Any) -> None:
-    """Define `%%mesh` and `%mesh` in the IPython shell; called by `%load_ext meshdist`."""
+    """Define `%%mesh` and `%mesh` in the IPython shell; called by `%load_ext meshdist`.
+
+    From then on, tracebacks in the shell's own cells end at the user's line, too.
+    """
     magics = MeshMagics(shell)
     shell.register_magic_function(magics.cell, "cell", "mesh")
     shell.register_magic_function(magics.line, "line", "mesh")
+    if not shell.custom_exceptions:  # else the user has a handler
+        shell.set_custom_exc(DELIBERATE, _show_from_the_user)

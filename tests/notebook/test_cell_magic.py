@@ -155,6 +155,30 @@ def test_a_traceback_of_threads_has_no_frames_of_the_package(shell, capsys):
     assert "process_group.py" not in shown
 
 
+OWN_MESH = """\
+import numpy as np
+import meshdist as dist
+from meshdist.tensor import Replicate, distribute_tensor
+own = dist.init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+x = distribute_tensor(np.ones(4), own, [Replicate()])
+"""
+
+
+@pytest.mark.parametrize("line", ["own.all_reduce(3)", "own['tp']", "x + np.ones(7)", "own.al_reduce"])
+def test_a_traceback_of_the_notebooks_own_cells_ends_at_the_users_line(shell, capsys, line):
+    assert shell.run_cell(OWN_MESH).success
+    try:
+        capsys.readouterr()
+        shell.run_cell(f"def step():\n    {line}\nstep()")
+        shown = capsys.readouterr().out
+        assert f"----> 2     {line}" in re.sub(r"\x1b\[[0-9;]*m", "", shown)
+        assert os.path.dirname(sys.modules["meshdist"].__file__) not in shown
+        shell.run_cell("import json\njson.loads(3)")
+        assert os.path.join("json", "__init__.py") in capsys.readouterr().out
+    finally:
+        shell.run_cell("dist.destroy_process_group()")
+
+
 def test_the_same_error_of_several_ranks_is_said_once(shell):
     with pytest.raises(RuntimeError) as raised:
         shell.run_cell_magic("mesh", "-n 4", "1 / 0")
