@@ -229,8 +229,11 @@ else:
         "store",
         "system",
     }
-    # Packages of their own, which have to be imported.
-    _PACKAGES = ("autograd", "checkpoint", "dask", "parallel", "ray", "tensor", "topology", "torch")
+    # Packages of the API that are no names of `__all__`, and the libraries that they need. They are imported when they
+    # are first used. Libraries that take long to import, or register backends then, are listed if they are loaded.
+    _PACKAGES = dict.fromkeys(("checkpoint", "parallel", "tensor", "topology"), "numpy")
+    _PACKAGES |= {"autograd": "autograd", "dask": "distributed", "ray": "ray", "torch": "torch"}
+    _LISTED_IF_LOADED = {"distributed", "ray", "torch"}
     # Private names of torch that scripts use.
     _ALIASES = {
         "_all_gather_base": "all_gather_into_tensor",
@@ -249,8 +252,14 @@ if _has_mpi_launcher():  # the ranks of an MPI job wait for each other from its 
 if not _typing.TYPE_CHECKING:  # for type checkers, a name that is not there is an error
 
     def __dir__() -> list[str]:
-        imported = (name for name in _PACKAGES if name in globals())
-        return sorted({*__getattr__("__all__"), *imported, *(name for name in _collectives() if _is_collective(name))})
+        packages = (name for name, library in _PACKAGES.items() if name in globals() or _is_at_hand(library))
+        return sorted({*__getattr__("__all__"), *packages, *(name for name in _collectives() if _is_collective(name))})
+
+    def _is_at_hand(library: str) -> bool:
+        import sys
+        from importlib.util import find_spec
+
+        return library in sys.modules or (library not in _LISTED_IF_LOADED and find_spec(library) is not None)
 
     def _collectives() -> _typing.Mapping[str, object]:
         from meshdist.collectives.methods import CollectiveMethods
@@ -276,6 +285,11 @@ if not _typing.TYPE_CHECKING:  # for type checkers, a name that is not there is 
             return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
         if name in _SUBMODULES:
             return import_module(f"{__name__}.{name}")
+        if name in _PACKAGES:
+            try:
+                return import_module(f"{__name__}.{name}")
+            except ImportError as error:  # a library is missing; `hasattr` and tools expect an AttributeError
+                raise AttributeError(f"module 'meshdist' has no attribute {name!r}: {error}", name=name) from None
         if name == "__all__":
             from meshdist.collectives import methods
 

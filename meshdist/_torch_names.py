@@ -50,8 +50,6 @@ def instead(owner: Any, prefix: str, name: str, known: Iterable[str] | None = No
     """
     if prefix + name in REASONS:
         return f" (torch.distributed has one): {REASONS[prefix + name]}; see docs/migration.md"
-    if not prefix and name in _PACKAGES:
-        return f" before it is imported: write `import meshdist.{name}`"
     words = _INSTEAD.get(prefix + name) or _OF_NO_OWNER.get(name)
     if words is not None:
         return f": {words}"
@@ -120,7 +118,6 @@ def _plain(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
 
 
-_PACKAGES = ("autograd", "checkpoint", "dask", "parallel", "ray", "tensor", "topology", "torch")
 _OF_TENSOR = ("DTensor", "Partial", "Replicate", "Shard", "distribute_tensor")
 # The names of `meshdist.parallel` that scripts have most often.
 _OF_PARALLEL = (

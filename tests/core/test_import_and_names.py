@@ -257,8 +257,6 @@ def test_an_error_of_a_property_is_not_replaced():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("tensor", "write `import meshdist.tensor`"),
-        ("topology", "write `import meshdist.topology`"),
         ("GradientReducer", "write `from meshdist.parallel import GradientReducer`"),
         ("value_and_grad", "write `from meshdist.autograd import value_and_grad`"),
         ("ANY_SOURCE", "write `recv(x)`, without `src`"),
@@ -336,9 +334,24 @@ def test_the_right_spelling_is_named_for_groups_and_meshes():
 
 
 def test_dir_shows_the_public_names():
-    packages = {"autograd", "checkpoint", "dask", "parallel", "ray", "tensor", "topology", "torch"}  # if imported
-    assert sorted(set(dir(meshdist)) - packages) == sorted(meshdist.__all__)
+    of_numpy = {"checkpoint", "parallel", "tensor", "topology"}
+    assert sorted({*dir(meshdist)} - {*NEEDED}) == sorted({*meshdist.__all__, *of_numpy})
     assert all(hasattr(meshdist, name) for name in dir(meshdist))
+
+
+def test_packages_are_attributes_that_are_imported_when_they_are_used():
+    ours = loaded_by("import meshdist; dir(meshdist); meshdist.tensor.Shard(0), meshdist.checkpoint.save")
+    assert "meshdist.tensor" in ours
+    assert sorted(ours & {"meshdist.parallel", "meshdist.dask", "meshdist.ray", "meshdist.torch", *HEAVY}) == []
+
+
+def test_a_package_whose_library_is_missing_says_what_to_install():
+    code = "import sys, meshdist; sys.modules['distributed'] = None; assert not hasattr(meshdist, 'dask'); meshdist.dask"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=50)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("AttributeError: module 'meshdist' has no attribute 'dask': "), done.stderr
+    assert "pip install distributed" in last
 
 
 # The modules of the package that say what their API is, and the one below them that does.
