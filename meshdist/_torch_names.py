@@ -340,7 +340,8 @@ _RETURNED = (
 _OF_ALL = "init_process_group and new_group take the timeout of all calls"
 # Keywords that calls do not have: the parameters by which these calls are known, and what to write there.
 _NO_KEYWORDS = (
-    (_AXES, {"group"}, 'along an axis of a mesh: mesh["dp"].{function}(...), or group=mesh["dp"]'),
+    (_AXES, {"group"}, 'along an axis of a mesh: mesh["dp"].{function}(...)'),
+    (("group",), {"group"}, 'a method runs over its own group: along an axis of a mesh, mesh["dp"].{function}(...)'),
     (("timeout",), {"tag", "group"}, f"`irecv(...).wait(timeout=...)` limits one wait; {_OF_ALL}"),
     (("timeout",), {"async_op"}, f"`{{function}}(..., async_op=True).wait(timeout=...)` limits one wait; {_OF_ALL}"),
     (("timeout",), {"group"}, _OF_ALL),

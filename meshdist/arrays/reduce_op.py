@@ -246,7 +246,7 @@ def _unknown(op: object) -> str:
 
         hint = f"; {NO_LOCATIONS}"
     elif isinstance(op, str) and meant is None and op.isidentifier():
-        hint = f"; if it is an axis of a mesh, pass group=mesh[{op!r}]"
+        hint = f"; if it is an axis of a mesh, call the method of mesh[{op!r}]"
     return f"unknown op {op!r}; choose from {known}{hint}"
 
 

@@ -25,6 +25,8 @@ R = TypeVar("R")
 Self = TypeVar("Self", bound="GroupFunction[Any, Any]")
 
 _ROOTS = ("src", "dst")
+# The parameter `group` of methods: no keyword has this name.
+_OWN_GROUP = "<group>"
 
 
 # Called from C: a Python method that forwards *args and **kwargs would dominate the cost of a call.
@@ -137,6 +139,8 @@ def known_to_core(method: Callable[..., R]) -> Callable[..., R]:
 def _with_group(function: Callable[..., R], group: Group) -> Callable[..., R]:
     """Return a copy of a function with `group` as default, which is faster to call than a partial.
 
+    The copy has no keyword `group`.
+
     The copy runs the definition's own code and globals, so it behaves as the definition does. It is bound once per
     group, as any method bound in `__init__` would be: patch a collective on its class before the first call, or on the
     instance. To observe or replace all calls, of methods and flat functions alike, use the group's call hooks: both end
@@ -146,9 +150,14 @@ def _with_group(function: Callable[..., R], group: Group) -> Callable[..., R]:
     names = code.co_varnames[: code.co_argcount]
     defaults = list(function.__defaults__ or ())
     defaults[names.index("group") - len(names)] = group
+    code = code.replace(co_varnames=_renamed(code.co_varnames), co_cellvars=_renamed(code.co_cellvars))
     bound = FunctionType(code, function.__globals__, function.__name__, tuple(defaults), function.__closure__)
     bound.__kwdefaults__ = function.__kwdefaults__
     return update_wrapper(bound, function)
+
+
+def _renamed(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(_OWN_GROUP if name == "group" else name for name in names)
 
 
 def written_everywhere(call: Call) -> bool:

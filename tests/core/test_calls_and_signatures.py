@@ -2,6 +2,7 @@
 
 import os
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -182,3 +183,14 @@ def test_calls_that_disagree_are_listed_by_rank():
     calls = {0: "barrier() at a.py:3", 1: "barrier() at a.py:3", 2: "send()"}
     expected = "the ranks disagree\n  ranks 0, 1 call barrier() at a.py:3\n  rank 2 calls send()"
     assert str(CallCheck(0, range(3)).error(calls)) == expected
+
+
+def test_methods_have_no_argument_group():
+    def main():
+        mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("x",))
+        for owner in (mesh, dist.new_group()):
+            for call in (partial(owner.all_reduce, np.ones(1)), partial(owner.broadcast, np.ones(1), 0), owner.barrier):
+                with pytest.raises(TypeError, match="unexpected keyword argument 'group'"):
+                    call(group=mesh)
+
+    dist.run(main, 2)

@@ -71,6 +71,9 @@ def test_what_to_write_instead(call, words):
     dist.run(main, 1)
 
 
+OWN_GROUP = "'group'; a method runs over its own group: along an axis of a mesh, mesh[\"dp\"].{}(...)"
+
+
 @pytest.mark.skipif(core.module is None, reason="without the compiled core, a call that fails costs nothing more")
 @pytest.mark.parametrize(
     ("call", "words"),
@@ -89,6 +92,9 @@ def test_what_to_write_instead(call, words):
         (lambda x, mesh: dist.all_reduce(x, oper="sum"), "'oper'; did you mean op=?"),
         (lambda x, mesh: dist.all_reduce(x, asynch=True), "'asynch'; did you mean async_op=?"),
         (lambda x, mesh: dist.all_reduce(x, asynchronous=True), "'asynchronous'; did you mean async_op=?"),
+        (lambda x, mesh: mesh.all_reduce(x, group=mesh), OWN_GROUP.format("all_reduce")),
+        (lambda x, mesh: mesh.broadcast(x, 0, group=mesh), OWN_GROUP.format("broadcast")),
+        (lambda x, mesh: dist.new_group().send(x, 0, group=mesh), OWN_GROUP.format("send")),
         (lambda x, mesh: dist.all_reduce(x, axis="dp"), 'along an axis of a mesh: mesh["dp"].all_reduce(...)'),
         (
             lambda x, mesh: dist.reduce_scatter_tensor(x, x, dim=1),

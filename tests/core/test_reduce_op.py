@@ -42,7 +42,9 @@ def test_an_unknown_name_that_is_near_a_known_one(name, meant):
 
 
 def test_an_unknown_name_that_is_near_none_may_be_that_of_an_axis():
-    with pytest.raises(ValueError, match=r"choose from [a-z, ]*; if it is an axis of a mesh, pass group=mesh\['tp'\]$"):
+    with pytest.raises(
+        ValueError, match=r"choose from [a-z, ]*; if it is an axis of a mesh, call the method of mesh\['tp'\]$"
+    ):
         as_reduce_op("tp")
 
 
