@@ -346,7 +346,9 @@ def test_packages_are_attributes_that_are_imported_when_they_are_used():
 
 
 def test_a_package_whose_library_is_missing_says_what_to_install():
-    code = "import sys, meshdist; sys.modules['distributed'] = None; assert not hasattr(meshdist, 'dask'); meshdist.dask"
+    code = (
+        "import sys, meshdist; sys.modules['distributed'] = None; assert not hasattr(meshdist, 'dask'); meshdist.dask"
+    )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=50)
     last = done.stderr.splitlines()[-1]
