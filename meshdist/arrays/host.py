@@ -183,7 +183,8 @@ def check_writable(array: Array, name: str, value: Any = None) -> None:
                 f"{name} is a {type(value).__name__}, of which NumPy makes a copy, and this call would write to the"
                 f" copy; pass an array, np.array({name})"
             )
-        raise ValueError(f"{name} is read-only, and this call writes to it; pass {name}.copy()")
+        writable = f"bytearray({name})" if isinstance(value, bytes) else f"{name}.copy()"
+        raise ValueError(f"{name} is read-only, and this call writes to it; pass {writable}")
     if not array.flags.c_contiguous and repeats_elements(array):
         raise ValueError(
             f"{name} repeats elements in memory (np.broadcast_to?), and this call writes to it; pass {name}.copy()"

@@ -295,7 +295,8 @@ def check_op_dtype(op: ReduceOp, dtype: np.dtype[Any]) -> None:
     if op in _BITWISE and dtype.kind not in "biu":
         raise TypeError(f"op {op.name} is not defined for {dtype}: it takes integers and bool")
     if op is ReduceOp.AVG and is_integer:
-        raise TypeError(f"op AVG is not defined for {dtype}: integers have no exact mean; use SUM, or a floating dtype")
+        why = "truth values have no mean" if dtype.kind == "b" else "integers have no exact mean"
+        raise TypeError(f"op AVG is not defined for {dtype}: {why}; use SUM, or a floating dtype")
     nothing = np.empty(0, dtype)
     try:
         op.ufunc(nothing, nothing, out=nothing)

@@ -51,7 +51,7 @@ def show_size(num_bytes: int) -> str:
 
 
 _HEAD = (
-    ("size", "count", "calls", "median", "min", "p99", "algbw", "busbw", "wrong"),
+    ("size", "count", "calls", "median", "min", "p90", "algbw", "busbw", "wrong"),
     ("", "elements", "", "us", "us", "us", "GB/s", "GB/s", "elements"),
 )
 # The last characters of the columns; those of terminals that are narrower than the table, of 80 characters.
@@ -77,7 +77,7 @@ def head(title: str, width: int = 0) -> str:
 
 def line(row: Row, width: int = 0) -> str:
     """Return a row of the table; `width` as for its head."""
-    times = [show_digits(time) for time in (row.median_us, row.min_us, row.p99_us)]
+    times = [show_digits(time) for time in (row.median_us, row.min_us, row.p90_us)]
     speeds = [f"{speed:.2f}" if row.num_bytes else "" for speed in (row.algorithm_gbps, row.bus_gbps)]
     size, count = (show_size(row.num_bytes), str(row.elements)) if row.num_bytes else ("", "")
     wrong = "-" if row.wrong is None else str(row.wrong)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from meshdist.bootstrap.url import NOT_GIVEN
+from meshdist.bootstrap.url import NOT_GIVEN, check_ranks
 from meshdist.security.credentials import is_insecure_allowed, secret_from_environment
 from meshdist.system.env_flags import to_int
 
@@ -35,6 +35,8 @@ def place_from_environment(rank: int, world_size: int) -> EnvPlace:
     # An IPv6 address may be in brackets, as in a URL.
     host = os.environ.get("MASTER_ADDR", "").removeprefix("[").removesuffix("]")
     port = _number("MASTER_PORT")
+    if world_size != NOT_GIVEN:
+        check_ranks("env://", rank if rank != NOT_GIVEN else 0, world_size)
     if NOT_GIVEN in (rank, world_size, port) or not host:
         return _with_launcher(rank, world_size, host, port)
     return EnvPlace(rank, world_size, host, port)

@@ -113,9 +113,8 @@ def _agree(world: Store, rank: int, backend: str, objection: str | None) -> None
         reasons.insert(0, f"the backends disagree: rank {other} says {agreed!r}, rank {rank} says {backend!r}")
     if not reasons:
         return
-    objection = "; ".join(reasons)
-    _object(world, objection)
-    raise _ObjectedError(objection)
+    _object(world, "; ".join(reasons))
+    raise _ObjectedError("; ".join(reason.removeprefix(f"rank {rank}: ") for reason in reasons))  # the error has it
 
 
 def _look_for_objections(world: Store) -> None:

@@ -52,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ends = ends_on_record(states) if gone is None else gone
             draw_waits(who_waits(states, ends)).figure.savefig(given.draw, bbox_inches="tight", dpi=120)
             print(f"wrote {given.draw}")
+    except BrokenPipeError:  # as of `head`; `until_closed` ends quietly
+        raise
     except (ValueError, OSError, ImportError, DistError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1

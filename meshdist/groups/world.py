@@ -386,7 +386,10 @@ class World:
             with contextlib.suppress(DistError):
                 say_departure(self.store, self.rank, self.peers.departure)
         elif self.rank == 0 and self.size > 1 and not any(group.is_broken for group in self._groups):
-            self.log.warning("the process is exiting without having called destroy_process_group()")
+            self.log.warning(
+                "the process is exiting without having called destroy_process_group(); this ends the world now, and"
+                " changes no results, but what goes wrong at the end is only logged"
+            )
         self.close()
 
     def _make_group(self, ranks: tuple[int, ...], backend: str, timeout_s: float, name: str, desc: str) -> ProcessGroup:

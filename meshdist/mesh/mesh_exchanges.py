@@ -121,7 +121,7 @@ class MeshExchanges(MeshSlices):
                 run = None if out is None or legs is None else messages.known_exchange("shift", *legs, tag, known.terms)
                 messages.note_exchange(run or partial(_shifted, known, tag), known.error_prefix, x, out)
                 return _shifted(known, tag, x, out)
-        along = self._one_axis("shift", axis)
+        along = self._one_axis("shift", axis, "axis")
         group = self.get_group(along)
         prefix, me, size = group.error_prefix("shift"), group.rank(), group.size()
         array = group.named(prefix, _sendable, x, "x")

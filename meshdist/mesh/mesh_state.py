@@ -217,14 +217,14 @@ class MeshState(CollectiveMethods):
             raise ValueError(self._outside("DeviceMesh.get_local_rank", "only its members have an index along an axis"))
         return coordinate[axis]
 
-    def _one_axis(self, method: str, mesh_dim: int | str | None) -> int:
+    def _one_axis(self, method: str, mesh_dim: int | str | None, keyword: str = "mesh_dim") -> int:
         if mesh_dim is not None:
             return self._layout.axis(mesh_dim)
         if self.ndim > 1:
             choices: Sequence[int | str] = self._layout.names or range(self.ndim)
             raise ValueError(
                 f"DeviceMesh.{method}: this mesh {self._layout.describe()} has {self.ndim} axes, so name one of"
-                f" {', '.join(map(repr, choices))}"
+                f" {', '.join(map(repr, choices))}, as in {method}(..., {keyword}={choices[0]!r})"
             )
         return 0
 

@@ -73,6 +73,11 @@ def parameters_of(prefix: str, named_arrays: Mapping[str, Any] | Iterable[tuple[
         ValueError: No parameters, or two of one name.
     """
     found: dict[str, Parameter] = {}
+    if hasattr(named_arrays, "dtype"):
+        raise TypeError(
+            f"{prefix}: named_arrays must be a dict, or pairs (name, array), got one array; give it a name, as in"
+            ' {"weights": array}'
+        )
     for pair in named_arrays.items() if isinstance(named_arrays, Mapping) else named_arrays:
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise TypeError(f"{prefix}: named_arrays must be a dict, or pairs (name, array), got {pair!r:.80}")

@@ -190,6 +190,8 @@ def test_writable():
     ):
         check_writable(array, "x")
     base.flags.writeable = False
+    with pytest.raises(ValueError, match=r"x is read-only, and this call writes to it; pass bytearray\(x\)"):
+        check_writable(np.frombuffer(b"abc", np.uint8), "x", b"abc")
     with pytest.raises(ValueError, match=r"x is read-only, and this call writes to it; pass x.copy\(\)"):
         check_writable(base, "x")
 

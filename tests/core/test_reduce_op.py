@@ -91,6 +91,11 @@ def test_extension_dtypes(op):
         check_op_dtype(op, dtype)
 
 
+def test_truth_values_have_no_mean():
+    with pytest.raises(TypeError, match="op AVG is not defined for bool: truth values have no mean"):
+        check_op_dtype(ReduceOp.AVG, np.dtype(bool))
+
+
 def test_only_the_mean_divides():
     for op in ReduceOp:
         total = np.array([6.0, -9.0], np.float32)

@@ -111,6 +111,12 @@ WRONG = {
         ValueError,
         "rank must be given, 0 to 1, got 2",
     ),
+    "rank too high without an address": (
+        {"rank": 1, "world_size": 1},
+        ValueError,
+        "^env://: rank must be between 0 and world_size - 1 = 0, got 1",
+    ),
+    "no ranks": ({"world_size": 0}, ValueError, "^env://: world_size must be at least 1, got 0"),
     "rank too high over tcp": (
         {"init_method": "tcp://127.0.0.1:9", "rank": 2, "world_size": 2},
         ValueError,

@@ -1,6 +1,7 @@
 """python -m meshdist.debug report: a page from the files of the ranks."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -42,6 +43,20 @@ def test_the_page_names_the_call_in_which_ranks_disagree(tmp_path, capsys):
     assert "call 2 on 'world':" in page
     assert "ranks 0, 2: all_reduce(float32[4], op=sum) at /home/me/train.py:20" in page
     assert "rank 1: all_reduce(float32[8], op=sum)" in page
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs pipes that raise")
+def test_a_reader_that_has_gone_ends_the_report_quietly(tmp_path):
+    write(tmp_path, data(0, [record("world", 1, 9.0)], WORLD, size=3))
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    command = [sys.executable, "-u", "-m", "meshdist.debug", "report", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    try:
+        done = subprocess.run(command, env=environment, stdout=write_fd, stderr=subprocess.PIPE, timeout=50)
+    finally:
+        os.close(write_fd)
+    assert done.stderr == b""
 
 
 def test_a_terminal_gets_lines_that_fit(tmp_path, capsys, terminal):

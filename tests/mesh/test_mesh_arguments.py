@@ -53,6 +53,7 @@ def test_switches_of_torch_that_connect_groups_at_once_are_taken():
         ((True, 2), TypeError, "expected integers, got True (bool)"),
         (4, TypeError, "expected a tuple of sizes, such as (2, 4), got 4"),
         ("22", TypeError, "expected a tuple of sizes, such as (2, 4), got '22'"),
+        ({"a": 2, "b": 2}, TypeError, "got a dict; pass the sizes, (2, 2), and the names as mesh_dim_names=('a', 'b')"),
     ],
 )
 def test_shapes(shape, kind, words):
@@ -157,7 +158,9 @@ def test_backend_overrides(override, kind, words):
         (lambda mesh: mesh.get_group("pp"), KeyError, "unknown axis 'pp'"),
         (lambda mesh: mesh.get_group(2), ValueError, "unknown axis 2: this mesh is (dp=2, tp=2)"),
         (lambda mesh: mesh.get_group(), ValueError, "this mesh (dp=2, tp=2) has 2 axes, so name one of 'dp', 'tp'"),
-        (lambda mesh: mesh.get_local_rank(), ValueError, "has 2 axes, so name one of 'dp', 'tp'"),
+        (lambda mesh: mesh.get_local_rank(), ValueError, "of 'dp', 'tp', as in get_local_rank(..., mesh_dim='dp')"),
+        (lambda mesh: mesh.shift(np.ones(2)), ValueError, "so name one of 'dp', 'tp', as in shift(..., axis='dp')"),
+        (lambda mesh: mesh["dp,tp"], KeyError, 'write the names one by one: mesh["dp", "tp"]'),
         (lambda mesh: mesh.get_local_rank("pp"), KeyError, "unknown axis 'pp'"),
         (lambda mesh: mesh.size("pp"), KeyError, "unknown axis 'pp'"),
         (lambda mesh: mesh.size(1.0), TypeError, "an axis is a name or an index, got 1.0"),

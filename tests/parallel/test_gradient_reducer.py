@@ -319,6 +319,7 @@ def test_ranks_with_other_settings_are_refused():
         ({"a": np.zeros(2, int)}, {}, r"named_arrays\['a'\] has dtype int64, and only floating-point and complex"),
         ({"a": [1.0]}, {}, r"named_arrays\['a'\] must be an array, got list; use np.array\(named_arrays\['a'\]\)"),
         ([np.zeros(2)], {}, r"must be a dict, or pairs \(name, array\)"),
+        (np.zeros(2), {}, r"got one array; give it a name, as in \{\"weights\": array\}"),
         ({0: np.zeros(2)}, {}, "the names of parameters must be strings, got 0"),
         ([("a", np.zeros(2)), ("a", np.zeros(2))], {}, "two parameters have the name 'a'"),
         ({"a": np.zeros(2)}, {"bucket_bytes": -1}, "bucket_bytes must be at least 0, got -1"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshdist.errors import UnknownAxisError
@@ -20,6 +21,10 @@ def unknown_axis(axis: int | str, described: str, known: Sequence[str]) -> Unkno
         # Two letters that are swapped make no close match.
         swapped = [name for name in known if sorted(name.lower()) == sorted(axis.lower())]
         meant = swapped or get_close_matches(axis.lower(), known, n=1)
+        names = [name.strip() for name in axis.split(",")]
+        if len(names) > 1 and known and all(name in known for name in names):
+            listed = ", ".join(map(json.dumps, names))
+            return UnknownAxisError(f"unknown axis {axis!r}: write the names one by one: mesh[{listed}]")
     hint = f"; did you mean {meant[0]!r}?" if meant else ""
     return UnknownAxisError(f"unknown axis {axis!r}: {described_axes(described, known)}{hint}")
 
@@ -53,6 +58,9 @@ def checked_sizes(what: str, sizes: Sequence[int], num_ranks: int | None = None)
     """Return sizes as a tuple of integers, each at least 1; of `num_ranks` ranks, the error infers a size of -1."""
     if isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__iter__"):
         raise TypeError(f"{what}: expected a tuple of sizes, such as (2, 4), got {sizes!r}")
+    if isinstance(sizes, Mapping):
+        names = f"{tuple(sizes.values())}, and the names as mesh_dim_names={tuple(sizes)}"
+        raise TypeError(f"{what}: expected a tuple of sizes, got a dict; pass the sizes, {names}")
     listed = tuple(sizes)
     if not listed:
         raise ValueError(f"{what}: expected at least one axis, got ()")
