@@ -309,7 +309,8 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
     def redistribution(self, placements: Placements | None = None) -> str:
         """Return the steps of `redistribute(placements)`, one on each line, without sending anything.
 
-        A line names the collective, the axes, and the largest number of bytes that a rank sends in this step.
+        A line names the collective, the axes, and the bytes that this step sends on the rank that sends most, of all
+        ranks of the mesh.
         """
         return plan(self._layout, self._target(placements)).describe(self._mesh.mesh_dim_names, self.itemsize)
 
