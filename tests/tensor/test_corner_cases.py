@@ -356,6 +356,17 @@ def test_the_parts_of_an_exchange_on_a_large_mesh_take_few_looks_at_blocks(
     assert len(looks) < 20
 
 
+def test_the_parts_of_an_exchange_over_two_axes_take_few_looks_at_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    placements = [Shard(0), Shard(1)]
+    layouts = [ArrayLayout.of((8192, 8192), (256, 256), each) for each in (placements, placements[::-1])]
+    (step,) = plan(*layouts).steps
+    looks = []
+    index = ArrayLayout.index
+    monkeypatch.setattr(ArrayLayout, "index", lambda self, at: looks.append(at) or index(self, at))  # type: ignore[func-returns-value]
+    assert step.parts_to((3, 7)) == [(7 * 256 + 3, (slice(96, 128), slice(224, 256)))]  # type: ignore[attr-defined]
+    assert len(looks) < 20
+
+
 POWERS: dict[str, Callable[[Any], Any]] = {
     "x ** -1": lambda x: x**-1,
     "x ** -2": lambda x: x**-2,
