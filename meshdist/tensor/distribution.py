@@ -255,37 +255,38 @@ def from_local(
     placements: Placements | None,
     shape: Sequence[int] | None,
     run_check: bool,
+    name: str = "DTensor.from_local",
 ) -> DTensor:
-    refuse_deferring("DTensor.from_local", local)
+    refuse_deferring(name, local)
     coordinate = coordinate_in(mesh)
-    block = as_block(local, mesh, "DTensor.from_local")
+    block = as_block(local, mesh, name)
     if shape is None:
-        with PlacementsOf("DTensor.from_local"):
+        with PlacementsOf(name):
             ordered = placements_in_order(placements, mesh.shape, mesh.mesh_dim_names)
         reported: list[Any] = [None] * mesh.size()
         mesh.all_gather_object(reported, (block.shape, block.dtype.str, ordered))
-        layout = _layout_of_blocks(reported, mesh)
+        layout = _layout_of_blocks(name, reported, mesh)
     else:
-        layout = layout_on("DTensor.from_local", mesh, checked_shape(shape), placements)
+        layout = layout_on(name, mesh, checked_shape(shape), placements)
         if layout.local_shape(coordinate) != block.shape:
             raise PlacementError(
-                f"DTensor.from_local: the block at {coordinate} of an array of"
+                f"{name}: the block at {coordinate} of an array of"
                 f" {layout.describe(mesh.mesh_dim_names)} must have shape {layout.local_shape(coordinate)}, got"
                 f" {block.shape}; pass the sizes of the blocks, or leave out shape= to have the ranks tell them"
             )
-    _check_pending("DTensor.from_local", layout, block.dtype)
+    _check_pending(name, layout, block.dtype)
     if run_check:
-        _check_replicas(block, layout, mesh)
+        _check_replicas(name, block, layout, mesh)
     return wrap(block, layout, mesh)
 
 
-def _layout_of_blocks(reported: list[Any], mesh: DeviceMesh) -> ArrayLayout:
+def _layout_of_blocks(name: str, reported: list[Any], mesh: DeviceMesh) -> ArrayLayout:
     """Return the layout of an array whose blocks have the reported shapes, by rank of the mesh."""
     first_shape, first_dtype, placements = reported[0]
     for rank, (shape, dtype, others) in enumerate(reported):
         if len(shape) != len(first_shape) or dtype != first_dtype or others != placements:
             raise PlacementError(
-                f"DTensor.from_local: rank {rank} of the mesh passed a block of shape {shape}, dtype {np.dtype(dtype)}"
+                f"{name}: rank {rank} of the mesh passed a block of shape {shape}, dtype {np.dtype(dtype)}"
                 f" and placements {list(others)}, and rank 0 of shape {first_shape}, dtype {np.dtype(first_dtype)} and"
                 f" placements {list(placements)}; dtypes, placements and the number of dimensions must be the same"
             )
@@ -295,7 +296,7 @@ def _layout_of_blocks(reported: list[Any], mesh: DeviceMesh) -> ArrayLayout:
         if isinstance(placement, Shard):
             if not -dims <= placement.dim < dims:
                 raise PlacementError(
-                    f"DTensor.from_local: {placement} shards a dimension that blocks of {dims} dimensions do not have"
+                    f"{name}: {placement} shards a dimension that blocks of {dims} dimensions do not have"
                 )
             axes[placement.dim % dims].append(axis)
     rows = np.array([shape for shape, _, _ in reported], dtype=np.int64).reshape(*mesh.shape, dims)
@@ -306,7 +307,7 @@ def _layout_of_blocks(reported: list[Any], mesh: DeviceMesh) -> ArrayLayout:
         least, most = sizes.min(axis=others), sizes.max(axis=others)
         if not np.array_equal(least, most):
             raise PlacementError(
-                f"DTensor.from_local: along axes that do not shard dimension {dim}, blocks must have the same number of"
+                f"{name}: along axes that do not shard dimension {dim}, blocks must have the same number of"
                 f" rows in it, got shapes {sorted({shape for shape, _, _ in reported})} with placements"
                 f" {list(placements)}"
             )
@@ -316,17 +317,17 @@ def _layout_of_blocks(reported: list[Any], mesh: DeviceMesh) -> ArrayLayout:
     layout = ArrayLayout.of_cuts(shape, mesh.shape, cuts, pending)
     explicit = any(isinstance(placement, Shard) and placement.sizes is not None for placement in placements)
     if explicit:
-        with PlacementsOf("DTensor.from_local"):
-            given = layout_on("DTensor.from_local", mesh, tuple(shape), placements)
+        with PlacementsOf(name):
+            given = layout_on(name, mesh, tuple(shape), placements)
         if given is not layout:
             raise PlacementError(
-                f"DTensor.from_local: the blocks make {layout.describe(mesh.mesh_dim_names)}, and the placements are"
+                f"{name}: the blocks make {layout.describe(mesh.mesh_dim_names)}, and the placements are"
                 f" {list(placements)}"
             )
     return layout
 
 
-def _check_replicas(block: Any, layout: ArrayLayout, mesh: DeviceMesh) -> None:
+def _check_replicas(name: str, block: Any, layout: ArrayLayout, mesh: DeviceMesh) -> None:
     """Raise on all ranks if blocks that should be the same are not."""
     same, mine = True, _bytes(block)
     for axis, placement in enumerate(layout.placements):
@@ -338,7 +339,7 @@ def _check_replicas(block: Any, layout: ArrayLayout, mesh: DeviceMesh) -> None:
     mesh.all_gather_object(reported, same)
     if not all(reported):
         raise ValueError(
-            f"DTensor.from_local: rank {reported.index(False)} of the mesh holds other values than the first rank along"
+            f"{name}: rank {reported.index(False)} of the mesh holds other values than the first rank along"
             f" an axis that replicates, in {layout.describe(mesh.mesh_dim_names)}"
         )
 
