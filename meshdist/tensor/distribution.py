@@ -12,7 +12,9 @@ import numpy as np
 from meshdist.arrays.device import cupy_module
 from meshdist.arrays.host import as_array, check_dtype
 from meshdist.arrays.reduce_op import ReduceOp, check_op_dtype
+from meshdist.groups.process_group import ProcessGroup
 from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.runtime.context import resolve
 from meshdist.system.name_hints import explaining
 from meshdist.tensor.agreement import compare, comparing_group
 from meshdist.tensor.array_layout import ArrayLayout, Cut
@@ -188,8 +190,7 @@ def _agreed(
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and dtype of the source's array; raise on all ranks where those of another rank differ."""
     mine = None if given is None else (tuple(given.shape), given.dtype)
-    reported: list[Any] = [None] * mesh.size()
-    mesh.all_gather_object(reported, (mine, placements))
+    reported = _told_by_all("distribute_tensor", mesh, (mine, placements))
     described, wanted = reported[src]
     if described is None:
         raise ValueError(
@@ -209,6 +210,16 @@ def _agreed(
             )
     shape, dtype = described
     return shape, dtype
+
+
+def _told_by_all(name: str, mesh: DeviceMesh, mine: Any) -> list[Any]:
+    """Return what each rank of the mesh passes as `mine`, in a call of the function `name`."""
+    group = resolve(mesh)
+    assert isinstance(group, ProcessGroup)
+    reported: list[Any] = [None] * mesh.size()
+    with group.hooks.comparing(f"in {name}"):
+        group.all_gather_object(reported, mine)
+    return reported
 
 
 def _scattered(whole: Any, layout: ArrayLayout, dtype: np.dtype[Any], mesh: DeviceMesh, src: int) -> Any:
@@ -263,8 +274,7 @@ def from_local(
     if shape is None:
         with PlacementsOf(name):
             ordered = placements_in_order(placements, mesh.shape, mesh.mesh_dim_names)
-        reported: list[Any] = [None] * mesh.size()
-        mesh.all_gather_object(reported, (block.shape, block.dtype.str, ordered))
+        reported = _told_by_all(name, mesh, (block.shape, block.dtype.str, ordered))
         layout = _layout_of_blocks(name, reported, mesh)
     else:
         layout = layout_on(name, mesh, checked_shape(shape), placements)
@@ -335,8 +345,7 @@ def _check_replicas(name: str, block: Any, layout: ArrayLayout, mesh: DeviceMesh
             first = block.copy(order="C")
             mesh.get_group(axis).broadcast(first, 0)
             same = same and bool((_bytes(first) == mine).all())
-    reported: list[Any] = [None] * mesh.size()
-    mesh.all_gather_object(reported, same)
+    reported = _told_by_all(name, mesh, same)
     if not all(reported):
         raise ValueError(
             f"{name}: rank {reported.index(False)} of the mesh holds other values than the first rank along"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -270,6 +271,20 @@ def test_the_error_of_a_call_that_other_ranks_leave_out_names_the_operation(call
         meshdist.DistBackendError, match=rf"without making this call; .* in np\.{call.__name__} of \[Sh"
     ):
         meshdist.run(program, 4, timeout=30)
+
+
+def test_the_ranks_are_told_which_function_exchanges_objects() -> None:
+    def program() -> None:
+        mesh = mesh_2x2()
+        if meshdist.get_rank():
+            DTensor.from_local(WHOLE, mesh, {})
+        else:
+            distribute_tensor(WHOLE, mesh, {})
+
+    with pytest.raises(meshdist.DistBackendError, match="the ranks disagree") as info:
+        meshdist.run(program, 4, timeout=30)
+    for rank, name in ((0, "distribute_tensor"), (1, "DTensor.from_local")):
+        assert re.search(rf"ranks? {rank}\b.* calls? all_gather_object\(.*in {name}\)", str(info.value))
 
 
 @pytest.mark.parametrize("case", MESSAGES)
