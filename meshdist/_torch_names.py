@@ -184,6 +184,7 @@ _INSTEAD = {
         " have it"
         for name in ("array", "asarray", "asanyarray")
     },
+    "tensor.distribute": "write `distribute_tensor(array, mesh, placements)`",
     "tensor.identity": "write `eye(n, mesh=mesh, placements=placements)`",
     "tensor.rand": "write `random(seed).random(shape, mesh=mesh, placements=placements)`",
     "tensor.randn": "write `random(seed).standard_normal(shape, mesh=mesh, placements=placements)`",
@@ -373,7 +374,8 @@ def explain_call(function: Callable[..., Any], error: TypeError) -> None:
     elif "mesh_dim_names" in known:
         error.args = (f"{words}; the names of the axes are a keyword: mesh_dim_names=",)
     elif keywords:
-        error.args = (f"{words}; these are keywords: {', '.join(f'{name}=' for name in keywords)}",)
+        shape = "the shape is one argument, a tuple, and " if known[:1] == ["shape"] else ""
+        error.args = (f"{words}; {shape}these are keywords: {', '.join(f'{name}=' for name in keywords)}",)
 
 
 def _instead_of_keyword(function: str, name: str, known: list[str]) -> str:

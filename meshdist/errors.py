@@ -13,16 +13,19 @@ class CallMade(NamedTuple):
         number: Its number among those of the group.
         site: `file:line`.
         peers_last: The number of the last call of a peer that left before this one; None in other cases.
+        words: The operation that it is part of, such as one on arrays over a mesh; empty if there is none.
     """
 
     kind: str
     number: int
     site: str
     peers_last: int | None = None
+    words: str = ""
 
     def __str__(self) -> str:
         last = "" if self.peers_last is None else f"its last was call {self.peers_last}, "
-        return f"{last}this is {self.kind} {self.number}, at {self.site}"
+        words = f" {self.words}" if self.words else ""
+        return f"{last}this is {self.kind} {self.number}{words}, at {self.site}"
 
 
 class DistError(RuntimeError):

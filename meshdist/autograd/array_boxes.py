@@ -92,6 +92,26 @@ class DTensorBox(ArrayBox):  # type: ignore[misc]
     def __hash__(self) -> int:
         return id(self)
 
+    def __float__(self) -> float:
+        raise _no_number("float(x)")
+
+    def __int__(self) -> int:
+        raise _no_number("int(x)")
+
+    def __complex__(self) -> complex:
+        raise _no_number("complex(x)")
+
+    def item(self) -> Any:
+        """Raise TypeError: a number of Python has no gradient."""
+        raise _no_number("x.item()")
+
+
+def _no_number(call: str) -> TypeError:
+    return TypeError(
+        f"{call}: x is differentiated here, and a number of Python has no gradient; return and use the array itself,"
+        f" without {call.replace('x', '')}: an array without dimensions may be the result"
+    )
+
 
 def _select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Any:
     """Return `numpy.select`, by `where`."""

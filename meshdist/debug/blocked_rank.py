@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 
@@ -18,6 +19,8 @@ _OBJECT_RECEIPTS = frozenset({"recv_object_list", "irecv_object_list"})
 _RECEIPTS = ("recv", "irecv", "probe", *sorted(_OBJECT_RECEIPTS))
 _OBJECT_SENDS = frozenset({"send_object_list", "isend_object_list"})
 _SENDS = frozenset({"send", "isend"}) | _OBJECT_SENDS
+# What the text of a message has, and that of a collective does not.
+_OF_MESSAGE = re.compile(r"(?:from|to) (?:any rank|rank \d+)\b")
 # What the ranks must do in calls that send and receive, by name.
 _EXCHANGES = {
     "sendrecv": "in sendrecv, the dst of each rank must receive from it, with the same tag",
@@ -246,7 +249,7 @@ def _advice(blocked: list[BlockedRank]) -> str:
 def _is_of_halos(call: str) -> bool:
     """Return whether a call is a message of another function than those of messages: one of arrays over a mesh."""
     name, _, rest = call.partition("(")
-    return ", tag=" in rest and name not in (*_SENDS, *_RECEIPTS, *_EXCHANGES)
+    return _OF_MESSAGE.search(rest) is not None and name not in (*_SENDS, *_RECEIPTS, *_EXCHANGES)
 
 
 def _advice_on_messages(blocked: list[BlockedRank], names: list[str]) -> str:

@@ -14,6 +14,7 @@ from meshdist.backends.device_backends import by_device, carrier_of, pairs_of
 from meshdist.backends.registry import entry_of
 from meshdist.errors import DistBackendError, DistError
 from meshdist.runtime.device_calls import DeviceCalls
+from meshdist.runtime.flight_recorder import tag_text
 from meshdist.runtime.rank_text import numbers_differ
 from meshdist.system.plurals import counted
 
@@ -70,7 +71,8 @@ class GroupBackends:
             return ""
         num, kind = by_kind.total(), "global rank" if numbers_differ(ranks) else "rank"
         which = [
-            f"{count} from {kind} {ranks[source]} with tag {tag}" for (source, tag), count in sorted(by_kind.items())
+            f"{count} from {kind} {ranks[source]}{tag_text(' with tag ', tag)}"
+            for (source, tag), count in sorted(by_kind.items())
         ]
         named = ", ".join(which[:_MOST_NAMED]) + (", ..." if len(which) > _MOST_NAMED else "")
         were = "was" if num == 1 else "were"

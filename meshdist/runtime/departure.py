@@ -151,8 +151,9 @@ def _cut(text: Any, excess: int) -> str:
 
 
 def _parse_call(call: Any) -> CallMade:
-    kind, number, site, peers_last, *_ = call
-    return CallMade(str(kind), int(number), str(site), None if peers_last is None else int(peers_last))
+    kind, number, site, peers_last, *rest = call
+    words = str(rest[0]) if rest else ""
+    return CallMade(str(kind), int(number), str(site), None if peers_last is None else int(peers_last), words)
 
 
 def describe(departure: Departure) -> str:

@@ -29,6 +29,9 @@ NUM_RECORDS = 2000
 DIRECTORY_VARIABLE = "MESHDIST_FLIGHT_RECORDER_DIR"
 """The directory that a rank writes its records to when a call fails."""
 
+# The exchanges that the user gives no tag, such as those of halos, have tags from here on.
+FIRST_OWN_TAG = 1 << 62
+
 clock = time.monotonic_ns
 
 # A record: the facts; the number of the call in its group; the times when it was created, started and completed (by
@@ -54,6 +57,7 @@ class CallFacts:
     root: int | None  # the source or destination, as a rank of the group; for a message, the peer
     timeout_s: float
     tag: int | None = None  # of a message; None for a collective
+    words: str = ""  # what the ranks compare besides, which says what operation the call is part of
 
     @property
     def is_message(self) -> bool:
@@ -63,7 +67,15 @@ class CallFacts:
 def facts_of(call: Call, group: str, label: str, timeout_s: float) -> CallFacts:
     text = call.signature().text
     return CallFacts(
-        call.collective.name, group, label, text, _kinds(call.send), _kinds(call.recv), call.root, timeout_s
+        call.collective.name,
+        group,
+        label,
+        text,
+        _kinds(call.send),
+        _kinds(call.recv),
+        call.root,
+        timeout_s,
+        words=call.words,
     )
 
 
@@ -136,6 +148,11 @@ def place_of(frame: FrameType) -> tuple[CodeType, int]:
     return frame.f_code, frame.f_lasti
 
 
+def tag_text(words: str, tag: int) -> str:
+    """Return a tag after some words; an empty string for one that the user has not passed."""
+    return "" if tag >= FIRST_OWN_TAG else f"{words}{tag}"
+
+
 def facts_in(record: Record) -> CallFacts:
     """Return the facts of a record; a message has a plain tuple, which is converted here."""
     facts = record[FACTS]
@@ -150,8 +167,8 @@ def facts_in(record: Record) -> CallFacts:
     elif is_of_objects(dtype):
         arrays, what = [("uint8", shape)], f"{describe_objects(dtype)} "
     other = "any rank" if peer is None else f"rank {peer}"
-    tagged = "any tag" if tag < 0 else f"tag={tag}"  # of a probe
-    text = f"{name}({what}{'to' if sends else 'from'} {other}, {tagged})"
+    tagged = ", any tag" if tag < 0 else tag_text(", tag=", tag)  # a probe may have any
+    text = f"{name}({what}{'to' if sends else 'from'} {other}{tagged})"
     sent, received = (arrays, none) if sends else (none, arrays)
     return CallFacts(name, group, label, text, sent, received, peer, timeout_s, tag)
 
@@ -189,9 +206,10 @@ def located(error: BaseException, error_prefix: str, record: Record | None) -> t
 
 
 def _call_of(error: DistError, record: Record) -> CallMade:
-    kind, number = "message" if facts_in(record).is_message else "call", record[SEQUENCE]
+    facts, number = facts_in(record), record[SEQUENCE]
+    kind = "message" if facts.is_message else "call"
     failure, peers_last = failure_of(error), None
     # Ranks make the calls of a group in one order, so a peer that left before this call has made all earlier ones.
     if failure is not None and failure.left_out is LeftOut.CALL and failure.departure.exit.is_orderly and number > 1:
         peers_last = number - 1
-    return CallMade(kind, number, PurePath(site_in(record)[0]).name, peers_last)
+    return CallMade(kind, number, PurePath(site_in(record)[0]).name, peers_last, facts.words)

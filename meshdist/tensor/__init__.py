@@ -79,6 +79,13 @@ if not TYPE_CHECKING:  # for type checkers, a name that is not there is an error
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import sys
 
+        import numpy as np
+
         from meshdist._torch_names import no_attribute
 
-        raise no_attribute(sys.modules[__name__], "tensor.", f"module {__name__!r}", name, __all__)
+        otherwise = ""
+        if name in np.__all__:
+            otherwise = f": NumPy's functions take arrays over a mesh; write `np.{name}`"
+        elif hasattr(DTensor, name):
+            otherwise = f": it is a method of DTensor; write `x.{name}(...)`"
+        raise no_attribute(sys.modules[__name__], "tensor.", f"module {__name__!r}", name, __all__, otherwise=otherwise)

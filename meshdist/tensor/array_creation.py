@@ -19,12 +19,18 @@ from meshdist.tensor.placements import REPLICATE, PlacementError, Placements, Sh
 
 
 def _made(
-    name: str, shape: Any, mesh: DeviceMesh, placements: Placements | None, make: Callable[[tuple[int, ...]], Any]
+    name: str, shape: Any, dtype: Any, mesh: DeviceMesh, placements: Placements | None, make: Callable[..., Any]
 ) -> DTensor:
+    """Return the array of the blocks `make(shape, dtype)`."""
     layout = layout_on(name, mesh, checked_shape(shape), placements)
     if layout.pending:
         raise PlacementError(f"{name}: placements must not be Partial, got {list(layout.placements)}")
-    block = make(layout.local_shape(coordinate_in(mesh)))
+    if isinstance(dtype, (int, np.integer)):
+        raise TypeError(
+            f"{name}: expected a dtype after the shape, got {dtype!r}; write a shape of several dimensions as one"
+            " tuple, such as (4, 3)"
+        )
+    block = make(layout.local_shape(coordinate_in(mesh)), dtype)
     if isinstance(block, np.ndarray):
         check_dtype(block, f"{name}: the array", hint="")
     return wrap(block, layout, mesh)
@@ -33,19 +39,19 @@ def _made(
 @explaining
 def empty(shape: Any, dtype: Any = float, *, mesh: DeviceMesh, placements: Placements | None = None) -> DTensor:
     """Return an uninitialized array; see `numpy.empty`, and `distribute_tensor` for the placements."""
-    return _made("empty", shape, mesh, placements, lambda block: array_module(mesh).empty(block, dtype))
+    return _made("empty", shape, dtype, mesh, placements, array_module(mesh).empty)
 
 
 @explaining
 def zeros(shape: Any, dtype: Any = float, *, mesh: DeviceMesh, placements: Placements | None = None) -> DTensor:
     """Return an array of zeros; see `numpy.zeros`, and `distribute_tensor` for the placements."""
-    return _made("zeros", shape, mesh, placements, lambda block: array_module(mesh).zeros(block, dtype))
+    return _made("zeros", shape, dtype, mesh, placements, array_module(mesh).zeros)
 
 
 @explaining
 def ones(shape: Any, dtype: Any = float, *, mesh: DeviceMesh, placements: Placements | None = None) -> DTensor:
     """Return an array of ones; see `numpy.ones`, and `distribute_tensor` for the placements."""
-    return _made("ones", shape, mesh, placements, lambda block: array_module(mesh).ones(block, dtype))
+    return _made("ones", shape, dtype, mesh, placements, array_module(mesh).ones)
 
 
 @explaining
@@ -55,7 +61,7 @@ def full(
     """Return an array filled with one value; see `numpy.full`, and `distribute_tensor` for the placements."""
     if dtype is None:
         dtype = fill_value.dtype if hasattr(fill_value, "dtype") else np.asarray(fill_value).dtype
-    made = _made("full", shape, mesh, placements, lambda block: array_module(mesh).empty(block, dtype))
+    made = _made("full", shape, dtype, mesh, placements, array_module(mesh).empty)
     _fill(made, fill_value)
     return made
 

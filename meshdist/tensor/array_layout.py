@@ -48,8 +48,11 @@ class Cut(NamedTuple):
         return self.axes == other.axes[: len(self.axes)] and self == other.coarser(len(self.axes), mesh_shape)
 
 
-def number_in(axes: Sequence[int], coordinate: Sequence[int], mesh_shape: Sequence[int]) -> int:
-    """Return the number of a rank among those that differ along `axes` only, in row-major order."""
+def number_in(axes: Sequence[int], coordinate: Sequence[Any], mesh_shape: Sequence[int]) -> Any:
+    """Return the number of a rank among those that differ along `axes` only, in row-major order.
+
+    If the coordinate consists of arrays, for many ranks, the result is an array too.
+    """
     number = 0
     for axis in axes:
         number = number * mesh_shape[axis] + coordinate[axis]

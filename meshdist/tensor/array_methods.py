@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from meshdist.system.name_hints import explain
 from meshdist.tensor.dispatch import method
 
 
@@ -16,7 +17,11 @@ class ArrayMethods:
     __slots__ = ()
 
     def _call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(cast(Any, self), *args, **kwargs)
+        try:
+            return function(cast(Any, self), *args, **kwargs)
+        except TypeError as error:
+            explain(function, error)
+            raise
 
     # ---- A sequence of rows
 
@@ -77,15 +82,21 @@ class ArrayMethods:
         """Return a copy of a different dtype; see `numpy.ndarray.astype`."""
         return method("astype")(self, dtype, **kwargs)
 
-    def view(self, type: Any) -> Any:
+    def view(self, type: Any, *shape: int) -> Any:
         """Return the array itself: `view(numpy.ndarray)`, by which libraries drop subclasses.
 
         Raises:
-            TypeError: Another type, or a dtype.
+            TypeError: A dtype; or a shape, as in torch.
         """
-        if type is not np.ndarray:
-            raise TypeError(f"view: expected numpy.ndarray, which returns the array itself, got {type!r}; use astype")
-        return self
+        if type is np.ndarray:
+            return self
+        given = ", ".join(map(repr, (type, *shape)))
+        if isinstance(type, (int, tuple)):
+            raise TypeError(f"view: to change the shape, write x.reshape({given})")
+        raise TypeError(
+            f"view: arrays over a mesh have no views of another dtype; write x.astype({given}) to convert the numbers,"
+            f" or x.to_local().view({given}) to reinterpret this rank's block"
+        )
 
     @property
     def real(self) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 import numpy as np
 
 from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.system.name_hints import missing_attribute
 from meshdist.tensor.agreement import Origin, inherited, origin_of
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.dispatch import (
@@ -29,6 +30,27 @@ T = TypeVar("T")
 # Methods by which arrays of other libraries become NumPy arrays.
 _NAMES = re.compile(r"^(np\.[\w.]+: )+")
 _ARRAY_OF = ("compute", "detach", "get", "numpy")
+_GRADIENTS = "`meshdist.autograd.grad(function)` returns a function of gradients; see docs/autograd.md"
+_COLLECTIVES = "write `x.redistribute(placements)`, which calls the collective, or `x.full()` for the whole array"
+# Attributes of torch's tensors and others, and what to write instead.
+_OF_OTHER_ARRAYS = {
+    **dict.fromkeys(("all_gather", "all_reduce", "gather", "reduce_scatter"), _COLLECTIVES),
+    **dict.fromkeys(("backward", "grad", "requires_grad", "requires_grad_"), _GRADIENTS),
+    "clone": "write `x.copy()`",
+    "contiguous": "it is not needed: leave it out",
+    "dim": "write `x.ndim`",
+    "double": "write `x.astype('float64')`",
+    "expand": "write `np.broadcast_to(x, shape)`",
+    "float": "write `x.astype('float32')`",
+    "half": "write `x.astype('float16')`",
+    "long": "write `x.astype('int64')`",
+    "numel": "write `x.size`",
+    "permute": "write `x.transpose(1, 0)`, with the dimensions in their new order",
+    "t": "write `x.T`",
+    "to": "write `x.astype(dtype)` for another dtype, `x.cpu()` or `x.cuda()` for another device, and"
+    " `x.redistribute(placements)` for other placements",
+    "unsqueeze": "write `np.expand_dims(x, axis)`",
+}
 
 
 class Absent:
@@ -131,7 +153,10 @@ class ArrayProtocols:
                     " x.to_local() for the block",
                     name=name,
                 )
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            if name in _OF_OTHER_ARRAYS:
+                what = f"{type(self).__name__} has no attribute {name!r}"
+                raise AttributeError(f"{what}: {_OF_OTHER_ARRAYS[name]}", name=name)
+            raise missing_attribute(self, name)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         self._whole("np.asarray")

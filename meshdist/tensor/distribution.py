@@ -12,7 +12,9 @@ import numpy as np
 from meshdist.arrays.device import cupy_module
 from meshdist.arrays.host import as_array, check_dtype
 from meshdist.arrays.reduce_op import ReduceOp, check_op_dtype
+from meshdist.groups.process_group import ProcessGroup
 from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.runtime.context import resolve
 from meshdist.system.name_hints import explaining
 from meshdist.tensor.agreement import compare, comparing_group
 from meshdist.tensor.array_layout import ArrayLayout, Cut
@@ -188,8 +190,7 @@ def _agreed(
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and dtype of the source's array; raise on all ranks where those of another rank differ."""
     mine = None if given is None else (tuple(given.shape), given.dtype)
-    reported: list[Any] = [None] * mesh.size()
-    mesh.all_gather_object(reported, (mine, placements))
+    reported = _told_by_all("distribute_tensor", mesh, (mine, placements))
     described, wanted = reported[src]
     if described is None:
         raise ValueError(
@@ -209,6 +210,16 @@ def _agreed(
             )
     shape, dtype = described
     return shape, dtype
+
+
+def _told_by_all(name: str, mesh: DeviceMesh, mine: Any) -> list[Any]:
+    """Return what each rank of the mesh passes as `mine`, in a call of the function `name`."""
+    group = resolve(mesh)
+    assert isinstance(group, ProcessGroup)
+    reported: list[Any] = [None] * mesh.size()
+    with group.hooks.comparing(f"in {name}"):
+        group.all_gather_object(reported, mine)
+    return reported
 
 
 def _scattered(whole: Any, layout: ArrayLayout, dtype: np.dtype[Any], mesh: DeviceMesh, src: int) -> Any:
@@ -255,37 +266,37 @@ def from_local(
     placements: Placements | None,
     shape: Sequence[int] | None,
     run_check: bool,
+    name: str = "DTensor.from_local",
 ) -> DTensor:
-    refuse_deferring("DTensor.from_local", local)
+    refuse_deferring(name, local)
     coordinate = coordinate_in(mesh)
-    block = as_block(local, mesh, "DTensor.from_local")
+    block = as_block(local, mesh, name)
     if shape is None:
-        with PlacementsOf("DTensor.from_local"):
+        with PlacementsOf(name):
             ordered = placements_in_order(placements, mesh.shape, mesh.mesh_dim_names)
-        reported: list[Any] = [None] * mesh.size()
-        mesh.all_gather_object(reported, (block.shape, block.dtype.str, ordered))
-        layout = _layout_of_blocks(reported, mesh)
+        reported = _told_by_all(name, mesh, (block.shape, block.dtype.str, ordered))
+        layout = _layout_of_blocks(name, reported, mesh)
     else:
-        layout = layout_on("DTensor.from_local", mesh, checked_shape(shape), placements)
+        layout = layout_on(name, mesh, checked_shape(shape), placements)
         if layout.local_shape(coordinate) != block.shape:
             raise PlacementError(
-                f"DTensor.from_local: the block at {coordinate} of an array of"
+                f"{name}: the block at {coordinate} of an array of"
                 f" {layout.describe(mesh.mesh_dim_names)} must have shape {layout.local_shape(coordinate)}, got"
                 f" {block.shape}; pass the sizes of the blocks, or leave out shape= to have the ranks tell them"
             )
-    _check_pending("DTensor.from_local", layout, block.dtype)
+    _check_pending(name, layout, block.dtype)
     if run_check:
-        _check_replicas(block, layout, mesh)
+        _check_replicas(name, block, layout, mesh)
     return wrap(block, layout, mesh)
 
 
-def _layout_of_blocks(reported: list[Any], mesh: DeviceMesh) -> ArrayLayout:
+def _layout_of_blocks(name: str, reported: list[Any], mesh: DeviceMesh) -> ArrayLayout:
     """Return the layout of an array whose blocks have the reported shapes, by rank of the mesh."""
     first_shape, first_dtype, placements = reported[0]
     for rank, (shape, dtype, others) in enumerate(reported):
         if len(shape) != len(first_shape) or dtype != first_dtype or others != placements:
             raise PlacementError(
-                f"DTensor.from_local: rank {rank} of the mesh passed a block of shape {shape}, dtype {np.dtype(dtype)}"
+                f"{name}: rank {rank} of the mesh passed a block of shape {shape}, dtype {np.dtype(dtype)}"
                 f" and placements {list(others)}, and rank 0 of shape {first_shape}, dtype {np.dtype(first_dtype)} and"
                 f" placements {list(placements)}; dtypes, placements and the number of dimensions must be the same"
             )
@@ -295,7 +306,7 @@ def _layout_of_blocks(reported: list[Any], mesh: DeviceMesh) -> ArrayLayout:
         if isinstance(placement, Shard):
             if not -dims <= placement.dim < dims:
                 raise PlacementError(
-                    f"DTensor.from_local: {placement} shards a dimension that blocks of {dims} dimensions do not have"
+                    f"{name}: {placement} shards a dimension that blocks of {dims} dimensions do not have"
                 )
             axes[placement.dim % dims].append(axis)
     rows = np.array([shape for shape, _, _ in reported], dtype=np.int64).reshape(*mesh.shape, dims)
@@ -306,7 +317,7 @@ def _layout_of_blocks(reported: list[Any], mesh: DeviceMesh) -> ArrayLayout:
         least, most = sizes.min(axis=others), sizes.max(axis=others)
         if not np.array_equal(least, most):
             raise PlacementError(
-                f"DTensor.from_local: along axes that do not shard dimension {dim}, blocks must have the same number of"
+                f"{name}: along axes that do not shard dimension {dim}, blocks must have the same number of"
                 f" rows in it, got shapes {sorted({shape for shape, _, _ in reported})} with placements"
                 f" {list(placements)}"
             )
@@ -316,17 +327,17 @@ def _layout_of_blocks(reported: list[Any], mesh: DeviceMesh) -> ArrayLayout:
     layout = ArrayLayout.of_cuts(shape, mesh.shape, cuts, pending)
     explicit = any(isinstance(placement, Shard) and placement.sizes is not None for placement in placements)
     if explicit:
-        with PlacementsOf("DTensor.from_local"):
-            given = layout_on("DTensor.from_local", mesh, tuple(shape), placements)
+        with PlacementsOf(name):
+            given = layout_on(name, mesh, tuple(shape), placements)
         if given is not layout:
             raise PlacementError(
-                f"DTensor.from_local: the blocks make {layout.describe(mesh.mesh_dim_names)}, and the placements are"
+                f"{name}: the blocks make {layout.describe(mesh.mesh_dim_names)}, and the placements are"
                 f" {list(placements)}"
             )
     return layout
 
 
-def _check_replicas(block: Any, layout: ArrayLayout, mesh: DeviceMesh) -> None:
+def _check_replicas(name: str, block: Any, layout: ArrayLayout, mesh: DeviceMesh) -> None:
     """Raise on all ranks if blocks that should be the same are not."""
     same, mine = True, _bytes(block)
     for axis, placement in enumerate(layout.placements):
@@ -334,11 +345,10 @@ def _check_replicas(block: Any, layout: ArrayLayout, mesh: DeviceMesh) -> None:
             first = block.copy(order="C")
             mesh.get_group(axis).broadcast(first, 0)
             same = same and bool((_bytes(first) == mine).all())
-    reported: list[Any] = [None] * mesh.size()
-    mesh.all_gather_object(reported, same)
+    reported = _told_by_all(name, mesh, same)
     if not all(reported):
         raise ValueError(
-            f"DTensor.from_local: rank {reported.index(False)} of the mesh holds other values than the first rank along"
+            f"{name}: rank {reported.index(False)} of the mesh holds other values than the first rank along"
             f" an axis that replicates, in {layout.describe(mesh.mesh_dim_names)}"
         )
 

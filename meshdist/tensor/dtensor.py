@@ -9,7 +9,7 @@ import numpy as np
 
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.runtime.plan_cache import remember
-from meshdist.system.name_hints import explaining
+from meshdist.system.name_hints import explaining, naming_methods
 from meshdist.tensor.agreement import Origin
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.array_methods import ArrayMethods
@@ -30,6 +30,7 @@ from meshdist.tensor.redistribution_search import plan
 _targets: dict[Any, ArrayLayout] = {}
 
 
+@naming_methods
 class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
     """An array over the ranks of a mesh. Each rank holds its block; operations run on the blocks.
 
@@ -71,8 +72,12 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
     _mesh: DeviceMesh
     _origin: Origin  # None, except of a pending reduction
 
-    def __init__(self) -> None:
-        raise TypeError("DTensor: use distribute_tensor, DTensor.from_local, DTensor.from_callback, zeros, ...")
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise TypeError(
+            "DTensor: write distribute_tensor(array, mesh, placements) to distribute a whole array, or"
+            " DTensor.from_local(block, mesh, placements) to join the blocks of all ranks; see also zeros, ones, full"
+            " and DTensor.from_callback"
+        )
 
     # ---- Making
 
@@ -275,7 +280,7 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
         """Return the array with other placements; itself if they are the same.
 
         Sharding another dimension takes an all_to_all, and sharding a pending reduction a reduce_scatter; sharding a
-        replicated array sends nothing. Over several axes, the steps that send the fewest bytes are chosen.
+        replicated array sends nothing. Over several axes, the cheapest steps are chosen, as docs/tensor.md describes.
 
         Args:
             placements: The placements, as in `distribute_tensor`. None: every axis replicates.
@@ -309,7 +314,8 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
     def redistribution(self, placements: Placements | None = None) -> str:
         """Return the steps of `redistribute(placements)`, one on each line, without sending anything.
 
-        A line names the collective, the axes, and the largest number of bytes that a rank sends in this step.
+        A line names the collective, the axes, and the bytes that this step sends on the rank that sends most, of all
+        ranks of the mesh.
         """
         return plan(self._layout, self._target(placements)).describe(self._mesh.mesh_dim_names, self.itemsize)
 

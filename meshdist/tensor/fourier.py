@@ -89,7 +89,7 @@ def _transformed(name: str, a: Any, transforms: Sequence[tuple[Any, int, int, in
     plan = plan_of(layout, tuple(transforms))
     if plan is None:  # one dimension, and it is cut
         whole = layout.with_cuts([None] * layout.ndim)
-        why = f"dimension {transforms[0][2]} must not be sharded, and no other dimension can be sharded instead"
+        why = f"dimension {transforms[0][2]} must not be sharded, since the array has no other dimension to shard"
         local = require(name, wrap(local, layout, a.mesh, origin), whole, why)
         plan = plan_of(whole, tuple(transforms))
         assert plan is not None

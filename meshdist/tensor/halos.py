@@ -16,6 +16,7 @@ from meshdist.arrays.host import label_of
 from meshdist.groups.message_exchanges import Terms
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.runtime.flight_recorder import FIRST_OWN_TAG
 from meshdist.tensor.agreement import described
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 from meshdist.tensor.dispatch import begin, implements
@@ -25,7 +26,7 @@ from meshdist.tensor.index_keys import along
 from meshdist.tensor.moves import group_of
 from meshdist.tensor.operands import resolved
 
-_TAG = 0x68616C6F  # apart from the messages of users
+_TAG = FIRST_OWN_TAG | 0x68616C6F  # apart from the messages of users
 
 
 @implements("halo")
@@ -274,9 +275,15 @@ def _terms(
 ) -> Terms:
     """Return what the ranks must agree on: one object for each kind of block, by which the core knows its exchange."""
     words = "all ranks of the mesh must call it with the same arguments and with arrays of one layout"
-    own_words = f"the array of this rank is {described(layout)}"
+    own_words = f"the array of this rank is {described(layout)}{_width_text(*widths[:2])}"
     label = label_of((), (of, described(layout), dim, widths)) if is_on_cpu else ""
     return Terms(words, label, own_words=own_words)
+
+
+def _width_text(before: tuple[int, ...], after: tuple[int, ...]) -> str:
+    if before != after:  # of a function of NumPy, which has no width
+        return ""
+    return f", with width {before[0] if len(set(before)) == 1 else before}"
 
 
 def _exchanged(

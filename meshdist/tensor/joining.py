@@ -214,7 +214,7 @@ def tile(A: DTensor, reps: Any) -> DTensor:
     added = max(0, len(times) - A.ndim)
     times = (1,) * (A.ndim - len(times)) + times
     along = [dim for dim in range(A.ndim) if times[dim + added] != 1]
-    block, layout = uncut("np.tile", A, along, "it repeats dimensions as a whole")
+    block, layout = uncut("np.tile", A, along, "the repeated dimensions must not be sharded")
     shape = [rows * count for rows, count in zip((1,) * added + A.shape, times, strict=True)]
     cuts = (None,) * added + layout.cuts
     module = array_module(A.mesh)

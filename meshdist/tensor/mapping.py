@@ -175,7 +175,7 @@ def _output(result: Any, placements: Any, mesh: DeviceMesh, told: dict[Any, Any]
     found = told.get((key, ordered, block.ndim))
     if found is None:
         shape = _whole_shape(block.shape, ordered)
-        made = from_local(block, mesh, cast(Any, ordered), shape, False)
+        made = from_local(block, mesh, cast(Any, ordered), shape, False, "local_map")
         told[key, ordered, block.ndim] = block.shape, made.layout
         return made
     shape, layout = found

@@ -76,7 +76,8 @@ def _of_matrices(x: DTensor, ord: Any, axis: tuple[int, ...], keepdims: bool) ->
         return _euclidean(x, axis, keepdims)
     if ord in _OF_SINGULAR_VALUES:
         function = partial(_local_norm, ord=ord)
-        return _on_lines(f"np.linalg.norm(ord={ord!r})", function, x, axis, keepdims)
+        why = f"with ord={ord!r}, the dimensions that it reduces must not be sharded"
+        return _on_lines(why, function, x, axis, keepdims)
     if ord not in (1, -1, np.inf, -np.inf):
         raise ValueError("Invalid norm order for matrices.")
     summed = axis[0] if abs(ord) == 1 else axis[1]
@@ -90,11 +91,11 @@ def _local_norm(block: Any, axis: Any, keepdims: bool, ord: Any) -> Any:
     return np.linalg.norm(block, ord, axis, keepdims)
 
 
-def _on_lines(name: str, function: Callable[..., Any], a: DTensor, axis: Any, keepdims: bool) -> DTensor:
-    """Return what `function(block, axis=, keepdims=)` makes of dimensions that no axis shards."""
+def _on_lines(why: str, function: Callable[..., Any], a: DTensor, axis: Any, keepdims: bool) -> DTensor:
+    """Return what `function(block, axis=, keepdims=)` makes of dimensions that no axis shards; errors say `why`."""
     dims = reduced_dims(a.ndim, axis)
     source = a.layout.resolved().uncut(dims)
-    block = require(name, a, source, "the dimensions that it reduces must not be sharded")
+    block = require("np.linalg.norm", a, source, why)
     return wrap(
         function(block, axis=dims if a.ndim else None, keepdims=keepdims), without_dims(source, dims, keepdims), a.mesh
     )

@@ -41,6 +41,13 @@ STENCIL = (
 )
 
 
+_PRODUCTS = ("np.matmul", "np.dot", "np.linalg.matmul")
+_SUMMA = (
+    ". To keep both matrices sharded along both axes, write `meshdist.tensor.summa(a, b)`, which broadcasts a panel at"
+    " a time"
+)
+
+
 def mesh_of(name: str, operands: Sequence[Any]) -> DeviceMesh:
     """Return the mesh of the DTensors among `operands`.
 
@@ -52,7 +59,10 @@ def mesh_of(name: str, operands: Sequence[Any]) -> DeviceMesh:
     for operand in operands:
         if isinstance(operand, DTensor) and operand.mesh is not mesh:
             if mesh is not None and operand.mesh != mesh:
-                raise ValueError(f"{name}: all arrays must be on one mesh, got arrays on {mesh!r} and {operand.mesh!r}")
+                raise ValueError(
+                    f"{name}: all arrays must be on one mesh, got x on {mesh!r} and y on {operand.mesh!r}; create both"
+                    " on one mesh, or move one: y = distribute_tensor(y.full(), x.mesh, placements, src_data_rank=None)"
+                )
             mesh = operand.mesh
     if mesh is None:
         raise TypeError(
@@ -160,6 +170,7 @@ def refuse_placements(
     raise PlacementError(
         f"{name}: {why}: {found}. Call {advice}; or allow it within a `with"
         f" meshdist.tensor.implicit_redistribution():` block{STENCIL * stencil}"
+        + (_SUMMA if name in _PRODUCTS and all(is_tiled(layout_of(x, mesh)) for x in operands) else "")
     )
 
 
@@ -169,6 +180,11 @@ def are_shifted(layout: ArrayLayout, other: ArrayLayout) -> bool:
         cut is not None and new is not None and cut.axes == new.axes and cut.sizes != new.sizes
         for cut, new in zip(layout.cuts, other.cuts, strict=True)
     )
+
+
+def is_tiled(layout: ArrayLayout) -> bool:
+    """Return whether the first axis of a 2-d mesh shards the rows of a matrix, and the second one its columns."""
+    return len(layout.mesh_shape) == layout.ndim == 2 and [layout.axes_of(dim) for dim in (0, 1)] == [(0,), (1,)]
 
 
 def redistribution_text(what: str, array: DTensor, target: ArrayLayout) -> str:
@@ -203,7 +219,7 @@ def require(
     )
     if not is_free and not may_redistribute.get():
         raise PlacementError(
-            f"{name}: {why}, and {what} is {array.layout.describe(array.mesh.mesh_dim_names)}. Call"
+            f"{name}: {why}; {what} is {array.layout.describe(array.mesh.mesh_dim_names)}. Call"
             f" {redistribution_text(what, array, advised or target)}; or allow it within a `with"
             f" meshdist.tensor.implicit_redistribution():` block"
             f"{STENCIL * (may_be_shifted and are_shifted(array.layout, target))}"

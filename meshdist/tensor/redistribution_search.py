@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from functools import cache, cached_property
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from meshdist.runtime.plan_cache import remember
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 from meshdist.tensor.placements import Partial, PlacementError
+from meshdist.tensor.rank_blocks import RankBlocks
 from meshdist.tensor.redistribution_steps import (
     AllGather,
     AllReduce,
@@ -22,14 +22,10 @@ from meshdist.tensor.redistribution_steps import (
     Slice,
     Step,
     Zero,
-    num_elements,
 )
 
 # The start of a collective costs about 20 us; at 6 GB/s, so many elements of 8 bytes could be received meanwhile.
 COLLECTIVE_ELEMENTS = 16_384
-# Costs are compared on so many ranks: on all ranks of a small mesh, else on ranks spread over the mesh.
-_RANKS_COMPARED = 8
-_RANKS_DESCRIBED = 256
 
 
 class Redistribution:
@@ -51,23 +47,10 @@ class Redistribution:
     def __repr__(self) -> str:
         return f"Redistribution({self.source!r} -> {self.target!r}: {', '.join(map(str, self.steps)) or 'no step'})"
 
-    def sent(self, coordinate: Coordinate) -> int:
-        """Return the number of elements that the rank at `coordinate` sends in all steps."""
-        return sum(step.sent(coordinate) for step in self.steps)
-
-    def received(self, coordinate: Coordinate) -> int:
-        """Return the number of elements that the rank at `coordinate` receives in all steps."""
-        return sum(step.received(coordinate) for step in self.steps)
-
     @cached_property
     def most_sent(self) -> tuple[int, ...]:
-        """For each step the elements sent by the rank that sends most, of up to 256 ranks spread over the mesh.
-
-        Of 8 where a rank has to look at what each of the others gets.
-        """
-        shape = self.source.mesh_shape
-        many, few = _spread(shape, _RANKS_DESCRIBED), _spread(shape, _RANKS_COMPARED)
-        return tuple(max(map(step.sent, many if step.sends_once else few)) for step in self.steps)
+        """For each step, the elements sent by the rank of the mesh that sends most."""
+        return tuple(int(step.sent(step.elements()).max()) for step in self.steps)
 
     def describe(self, names: Sequence[str] | None, itemsize: int) -> str:
         """Return a line for each step: the collective, the axes, and the bytes that the rank sends that sends most.
@@ -88,7 +71,7 @@ _PLANS: dict[tuple[ArrayLayout, ArrayLayout], Redistribution] = {}
 
 
 def plan(source: ArrayLayout, target: ArrayLayout) -> Redistribution:
-    """Return the redistribution from one layout to another that receives least; the same object each time.
+    """Return the cheapest redistribution from one layout to another that `_search` finds; the same object each time.
 
     Raises:
         PlacementError: A pending reduction would become another one.
@@ -128,20 +111,6 @@ def _without_single(layout: ArrayLayout) -> ArrayLayout:
     return ArrayLayout.of_cuts(layout.shape, shape, cuts, pending)
 
 
-def _spread(mesh_shape: Sequence[int], most: int) -> list[Coordinate]:
-    """Return the coordinates of up to `most` ranks, evenly spaced from the first to the last."""
-    total = math.prod(mesh_shape)
-    numbers: Iterable[int] = range(total) if total <= most else (i * (total - 1) // (most - 1) for i in range(most))
-    found = []
-    for number in numbers:
-        coordinate = []
-        for extent in reversed(mesh_shape):
-            number, place = divmod(number, extent)
-            coordinate.append(place)
-        found.append(tuple(reversed(coordinate)))
-    return found
-
-
 # ---- The search
 
 
@@ -151,15 +120,7 @@ def _search(source: ArrayLayout, target: ArrayLayout) -> tuple[Step, ...]:
     The cost is the number of elements that the rank receives that receives most, with `COLLECTIVE_ELEMENTS` for each
     collective; of equal costs, the one with the smaller peak of elements held.
     """
-    ranks = _spread(source.mesh_shape, _RANKS_COMPARED)
-    blocks: dict[ArrayLayout, list[tuple[slice, ...]]] = {}
-
-    def blocks_of(layout: ArrayLayout) -> list[tuple[slice, ...]]:
-        found = blocks.get(layout)
-        if found is None:
-            found = blocks[layout] = [layout.index(rank) for rank in ranks]
-        return found
-
+    blocks_of = cache(RankBlocks)
     order = count()  # the ranks must all find the same plan: of equal plans the first
     open_: list[tuple[int, int, int, ArrayLayout, tuple[Step, ...]]] = [(0, 0, next(order), source, ())]
     best: dict[ArrayLayout, tuple[int, int]] = {source: (0, 0)}
@@ -171,10 +132,10 @@ def _search(source: ArrayLayout, target: ArrayLayout) -> tuple[Step, ...]:
             continue
         limit = best.get(target)
         for step in _moves(layout, target):
-            pairs = list(zip(blocks_of(layout), blocks_of(step.target), strict=True))
-            received = max(step.received_of(*pair) for pair in pairs)
+            elements = step.elements(blocks_of(layout), blocks_of(step.target))
+            received = int(step.received(elements).max())
             then = cost + received + (COLLECTIVE_ELEMENTS if step.collective else 0)
-            held = max(peak, *(step.copies * (num_elements(old) + num_elements(new)) for old, new in pairs))
+            held = max(peak, step.copies * int((elements.old + elements.new).max()))
             if (limit is None or (then, held) < limit) and (
                 step.target not in best or (then, held) < best[step.target]
             ):

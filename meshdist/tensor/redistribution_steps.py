@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import product
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
+
+import numpy as np
 
 from meshdist.tensor.array_layout import ArrayLayout, number_in
+from meshdist.tensor.rank_blocks import Counts, RankBlocks, block_edges, numbers_of, wanted_of
 
 Coordinate: TypeAlias = "tuple[int, ...]"
 Block: TypeAlias = "tuple[slice, ...]"
-
-
-def num_elements(block: Block) -> int:
-    """Return the number of elements of a block, given by slices of the whole array."""
-    return math.prod(part.stop - part.start for part in block)
 
 
 def overlap(one: Block, other: Block) -> Block | None:
@@ -35,6 +29,14 @@ def overlap(one: Block, other: Block) -> Block | None:
 def relative_to(part: Block, block: Block) -> Block:
     """Return where a part of the whole array is in a block of it."""
     return tuple(slice(one.start - of.start, one.stop - of.start) for one, of in zip(part, block, strict=True))
+
+
+class Elements(NamedTuple):
+    """The numbers of elements that each rank holds, by coordinate: before a step, after it, and at both times."""
+
+    old: Counts
+    new: Counts
+    kept: Counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,26 +62,18 @@ class Step:
         """The number of ranks that take part together."""
         return math.prod(self.source.mesh_shape[axis] for axis in self.axes)
 
-    @property
-    def sends_once(self) -> bool:
-        """Whether what a rank sends follows from its blocks before and after, whatever the others get."""
-        return True
+    def elements(self, before: RankBlocks | None = None, after: RankBlocks | None = None) -> Elements:
+        """Return what each rank holds; `before` and `after` are the blocks of the two layouts, if they are known."""
+        before, after = before or RankBlocks(self.source), after or RankBlocks(self.target)
+        return Elements(before.num_elements(), after.num_elements(), before.num_common(after))
 
-    def received_of(self, old: Block, new: Block) -> int:
-        """Return the number of elements that a rank receives, given its blocks before and after."""
-        return 0
+    def received(self, elements: Elements) -> Counts:
+        """Return the number of elements that each rank receives, by coordinate."""
+        return np.zeros_like(elements.old)
 
-    def sent_of(self, old: Block, new: Block) -> int:
-        """Return the number of elements that a rank sends, given its blocks before and after."""
-        return 0
-
-    def received(self, coordinate: Coordinate) -> int:
-        """Return the number of elements that the rank at `coordinate` receives."""
-        return self.received_of(self.source.index(coordinate), self.target.index(coordinate))
-
-    def sent(self, coordinate: Coordinate) -> int:
-        """Return the number of elements that the rank at `coordinate` sends."""
-        return self.sent_of(self.source.index(coordinate), self.target.index(coordinate))
+    def sent(self, elements: Elements) -> Counts:
+        """Return the number of elements that each rank sends, by coordinate."""
+        return np.zeros_like(elements.old)
 
 
 class Slice(Step):
@@ -110,11 +104,11 @@ class AllGather(Step):
     def __str__(self) -> str:
         return f"all_gather of {'dim' if len(self.dims) == 1 else 'dims'} {', '.join(map(str, self.dims))}"
 
-    def received_of(self, old: Block, new: Block) -> int:
-        return num_elements(new) - num_elements(old)
+    def received(self, elements: Elements) -> Counts:
+        return elements.new - elements.old
 
-    def sent_of(self, old: Block, new: Block) -> int:
-        return (self.num_ranks - 1) * num_elements(old)
+    def sent(self, elements: Elements) -> Counts:
+        return (self.num_ranks - 1) * elements.old
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,11 +121,11 @@ class AllReduce(Step):
     def __str__(self) -> str:
         return f"all_reduce ({self.op})"
 
-    def received_of(self, old: Block, new: Block) -> int:
+    def received(self, elements: Elements) -> Counts:
         # A reduce_scatter and an all_gather of shares.
-        return -(-2 * (self.num_ranks - 1) * num_elements(old) // self.num_ranks)
+        return -(-2 * (self.num_ranks - 1) * elements.old // self.num_ranks)
 
-    sent_of = received_of
+    sent = received
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,11 +139,11 @@ class ReduceScatter(Step):
     def __str__(self) -> str:
         return f"reduce_scatter ({self.op}) of dim {self.dim}"
 
-    def received_of(self, old: Block, new: Block) -> int:
-        return (self.num_ranks - 1) * num_elements(new)
+    def received(self, elements: Elements) -> Counts:
+        return (self.num_ranks - 1) * elements.new
 
-    def sent_of(self, old: Block, new: Block) -> int:
-        return num_elements(old) - num_elements(new)
+    def sent(self, elements: Elements) -> Counts:
+        return elements.old - elements.new
 
 
 class Pairwise(Step):
@@ -174,77 +168,58 @@ class Pairwise(Step):
         """The axes along which the ranks hold the same."""
         return ()
 
-    def received_of(self, old: Block, new: Block) -> int:
-        kept = overlap(old, new)
-        return num_elements(new) - (0 if kept is None else num_elements(kept))
+    def received(self, elements: Elements) -> Counts:
+        return elements.new - elements.kept
 
-    @cached_property
-    def sends_once(self) -> bool:
-        # Every element goes to one rank: none holds the same as another, and none gets the same.
-        cutting = {axis for cut in self.target.cuts if cut is not None for axis in cut.axes}
-        return not self.spread and cutting.issuperset(self.axes)
-
-    def sent(self, coordinate: Coordinate) -> int:
-        if self.sends_once:
-            old = self.source.index(coordinate)
-            kept = overlap(old, self.target.index(coordinate))
-            return num_elements(old) - (0 if kept is None else num_elements(kept))
-        return sum(num_elements(part) for _, part in self.parts_to(coordinate))
+    def sent(self, elements: Elements) -> Counts:
+        # Rank (h, s) sends to the (h', s') with h' + s' = h + s modulo the ranks along `spread`.
+        shape = self.source.mesh_shape
+        total = math.prod(shape[axis] for axis in self.spread)
+        weights = {}
+        for axes in (self.held, self.spread):
+            for at, axis in enumerate(axes, 1):
+                weights[axis] = math.prod(shape[inner] for inner in axes[at:])
+        wanted = wanted_of(self.source, self.target, weights, total)
+        block = np.zeros((1,) * len(shape), np.int64)
+        for dim, numbers in enumerate(RankBlocks(self.source).numbers):
+            block = block * (len(block_edges(self.source, dim)) - 1) + numbers
+        class_ = (numbers_of(self.held, shape) + numbers_of(self.spread, shape)) % total
+        sent: Counts = wanted[block, class_] - elements.kept
+        return sent
 
     def parts_from(self, coordinate: Coordinate) -> list[tuple[int, Block]]:
         """Return what the rank at `coordinate` gets: the sender's number among `axes`, and the part of the array."""
-        wanted = self.target.index(coordinate)
-        peers = self._peers(coordinate, 1, self._numbers(self.source, wanted))
-        return self._parts((peer, overlap(wanted, self.source.index(peer))) for peer in peers)
+        return self._parts(coordinate, self.target.index(coordinate), self.source)
 
     def parts_to(self, coordinate: Coordinate) -> list[tuple[int, Block]]:
         """Return what the rank at `coordinate` sends: the number of the receiver among `axes`, and the part."""
-        own = self.source.index(coordinate)
-        peers = self._peers(coordinate, -1, self._numbers(self.target, own))
-        return self._parts((peer, overlap(own, self.target.index(peer))) for peer in peers)
+        return self._parts(coordinate, self.source.index(coordinate), self.target)
 
-    def _numbers(self, layout: ArrayLayout, part: Block) -> range | None:
-        """Return the places along the only axis of the step at which blocks of `layout` overlap a part of the array.
-
-        None: any, since there are several axes, or others cut the same dimension.
-        """
-        if len(self.held) != 1 or self.spread:
-            return None
-        for dim, cut in enumerate(layout.cuts):
-            if cut is not None and cut.axes == self.held:
-                starts = layout.starts(dim)
-                return range(max(bisect_right(starts, part[dim].start) - 1, 0), bisect_left(starts, part[dim].stop))
-        return None
-
-    def _peers(self, coordinate: Coordinate, sign: int, numbers: range | None) -> Iterator[Coordinate]:
-        """Return the coordinates of the other ranks from which this one gets (sign 1), or to which it sends (-1).
-
-        Of a step along one axis, `numbers` are the places along it that matter; None: all.
-        """
+    def _parts(self, coordinate: Coordinate, own: Block, layout: ArrayLayout) -> list[tuple[int, Block]]:
+        """Return the parts of the block `own` that others hold in `layout`: the number of each peer, and the part."""
         shape = self.source.mesh_shape
-        if numbers is not None:
-            (axis,) = self.held
-            for number in numbers:
-                if number != coordinate[axis]:
-                    yield (*coordinate[:axis], number, *coordinate[axis + 1 :])
-            return
         own_held, own_spread = number_in(self.held, coordinate, shape), number_in(self.spread, coordinate, shape)
-        total = math.prod(shape[axis] for axis in self.spread)
-        for number, places in enumerate(product(*(range(shape[axis]) for axis in self.held))):
-            if number == own_held:
-                continue
-            peer = list(coordinate)
-            for axis, place in zip(self.held, places, strict=True):
-                peer[axis] = place
-            rest = (own_spread + own_held - number) % total
-            for axis in reversed(self.spread):
-                rest, peer[axis] = divmod(rest, shape[axis])
-            yield tuple(peer)
-
-    def _parts(self, parts: Iterator[tuple[Coordinate, Block | None]]) -> list[tuple[int, Block]]:
-        shape = self.source.mesh_shape
-        found = [(number_in(self.axes, peer, shape), part) for peer, part in parts if part is not None]
-        return sorted(found, key=lambda pair: pair[0])
+        held = np.arange(math.prod(shape[axis] for axis in self.held))
+        spread = (own_spread + own_held - held) % math.prod(shape[axis] for axis in self.spread)
+        peers: list[Counts] = [np.full_like(held, place) for place in coordinate]
+        for axes, number in ((self.held, held), (self.spread, spread)):
+            for axis in reversed(axes):
+                number, peers[axis] = np.divmod(number, shape[axis])
+        common = held != own_held
+        starts, stops = [], []
+        for dim, part in enumerate(own):
+            edges = block_edges(layout, dim)
+            block = np.broadcast_to(number_in(layout.axes_of(dim), peers, shape), held.shape)
+            starts.append(np.maximum(edges[block], part.start))
+            stops.append(np.minimum(edges[block + 1], part.stop))
+            common &= starts[-1] < stops[-1]
+        (found,) = np.nonzero(common)
+        numbers = number_in(self.axes, peers, shape)
+        found = found[np.argsort(numbers[found])]
+        rows = [
+            map(slice, start[found].tolist(), stop[found].tolist()) for start, stop in zip(starts, stops, strict=True)
+        ]
+        return list(zip(numbers[found].tolist(), zip(*rows, strict=True), strict=True))
 
 
 @dataclass(frozen=True, eq=False)

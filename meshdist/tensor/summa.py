@@ -6,7 +6,7 @@ R. van de Geijn and J. Watts, SUMMA: scalable universal matrix multiplication al
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from meshdist.tensor.array_layout import ArrayLayout, Cut
 from meshdist.tensor.dispatch import begin
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
-from meshdist.tensor.operands import mesh_of
+from meshdist.tensor.operands import is_tiled, mesh_of, redistribution_text
 from meshdist.tensor.placements import PlacementError, Shard, placements_text
 
 
@@ -54,16 +54,12 @@ def summa(a: DTensor, b: DTensor, panel: int | None = None) -> DTensor:
         raise TypeError(f"summa: expected two DTensors, got {type(a).__name__} and {type(b).__name__}")
     mesh = mesh_of("summa", (a, b))
     for name, matrix in (("a", a), ("b", b)):
-        cuts = matrix.layout.cuts
-        if matrix.ndim != 2 or [cut and cut.axes for cut in cuts] != [(0,), (1,)] or mesh.ndim != 2:
-            wanted = placements_text((Shard(0), Shard(1)), mesh.mesh_dim_names if mesh.ndim == 2 else None)
-            raise PlacementError(
-                f"summa: {name} must be a matrix on a 2-d mesh, placed as {wanted}, got"
-                f" {matrix.layout.describe(mesh.mesh_dim_names)}"
-            )
+        if not is_tiled(matrix.layout):
+            _refuse(name, matrix)
     if a.shape[1] != b.shape[0]:
         raise ValueError(
-            f"summa: shapes {a.shape} and {b.shape} not aligned: {a.shape[1]} (dim 1) != {b.shape[0]} (dim 0)"
+            f"summa: a must have as many columns as b has rows, got {a.shape} and {b.shape}; to pass the transpose of"
+            " a matrix x, write x.T.redistribute(x.placements)"
         )
     if panel is not None and panel < 1:
         raise ValueError(f"summa: panel must be positive, got {panel}")
@@ -98,6 +94,22 @@ def summa(a: DTensor, b: DTensor, panel: int | None = None) -> DTensor:
             result += module.matmul(factor, other)
     layout = ArrayLayout.of_cuts((a.shape[0], b.shape[1]), mesh.shape, (a.layout.cuts[0], b.layout.cuts[1]), {})
     return wrap(result, layout, mesh)
+
+
+def _refuse(name: str, matrix: DTensor) -> NoReturn:
+    """Raise for a matrix that is placed otherwise, with what to write."""
+    mesh, given = matrix.mesh, matrix.layout
+    described = given.describe(mesh.mesh_dim_names)
+    if mesh.ndim != 2 or matrix.ndim != 2:
+        raise PlacementError(
+            f"summa: {name} must be a matrix on a mesh of two axes, got {described}; write a @ b, which takes arrays on"
+            " any mesh"
+        )
+    wanted = ArrayLayout.of(given.shape, given.mesh_shape, (Shard(0), Shard(1)))
+    raise PlacementError(
+        f"summa: {name} must be placed as {placements_text(wanted.placements, mesh.mesh_dim_names)}, got {described}."
+        f" Call {redistribution_text(name, matrix, wanted)}"
+    )
 
 
 def _panels(columns: Cut, rows: Cut, most: int | None) -> Any:

@@ -323,3 +323,15 @@ def overlapping(mesh: Any, rng: Any) -> None:
 
 def test_halos_return_the_gradients_of_ghost_rows_to_their_ranks() -> None:
     on_meshes(overlapping)
+
+
+@pytest.mark.parametrize("convert", [float, int, complex, lambda total: total.item()])
+def test_a_number_of_python_has_no_gradient(convert: Callable[[Any], Any]) -> None:
+    def program(mesh: Any, rng: Any) -> None:
+        x = place(rng.standard_normal(4), mesh, {"a": Shard(0)})
+        with pytest.raises(
+            TypeError, match="a number of Python has no gradient; return and use the array itself, with"
+        ):
+            ag.grad(lambda x: convert(x.sum()))(x)
+
+    on_meshes(program)

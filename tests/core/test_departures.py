@@ -87,7 +87,7 @@ def test_the_ends_of_a_later_version_are_unknown_and_in_no_order():
 
 
 def test_unknown_fields_are_ignored():
-    data = json.dumps({"v": FORMAT + 1, "exit": "left-world", "colour": "red", "call": ["call", 1, "a:2", None, 5]})
+    data = json.dumps({"v": FORMAT + 1, "exit": "left-world", "colour": "red", "call": ["call", 1, "a:2", None, "", 5]})
     assert Departure.decode(data.encode()) == Departure(PeerExit.LEFT_WORLD, call=CallMade("call", 1, "a:2"))
 
 

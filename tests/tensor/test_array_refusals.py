@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -153,6 +154,63 @@ MESSAGES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         PlacementError,
         "^np.vstack: joining along dimension 0, which is sharded",
     ),
+    "a shape of two arguments": (
+        lambda mesh: zeros(6, 8, mesh=mesh),
+        TypeError,
+        r"^zeros: expected a dtype after the shape, got 8; write a shape of several dimensions as one tuple",
+    ),
+    "a shape of three arguments": (
+        lambda mesh: zeros(6, 8, 2, mesh=mesh),  # type: ignore[misc]
+        TypeError,
+        "; the shape is one argument, a tuple, and these are keywords: mesh=, placements=$",
+    ),
+    "a view of another dtype": (
+        lambda mesh: _sharded(mesh).view("f4"),
+        TypeError,
+        r"^view: .* write x.astype\('f4'\) to convert the numbers, or x.to_local\(\).view\('f4'\)",
+    ),
+    "a view of another shape": (
+        lambda mesh: _sharded(mesh).view(2, 6),
+        TypeError,
+        r"^view: to change the shape, write x.reshape\(2, 6\)$",
+    ),
+    "dim=": (lambda mesh: _sharded(mesh).sum(dim=0), TypeError, "'dim'; did you mean axis=?"),
+    "keepdim=": (lambda mesh: _sharded(mesh).mean(keepdim=True), TypeError, "'keepdim'; did you mean keepdims=?"),
+    "a method of its own, with dim=": (
+        lambda mesh: _sharded(mesh).squeeze(dim=0),
+        TypeError,
+        r"^DTensor.squeeze\(\) got an unexpected keyword argument 'dim'",
+    ),
+    "the constructor": (
+        lambda mesh: DTensor(WHOLE, mesh, {"dp": Shard(0)}),
+        TypeError,
+        r"^DTensor: write distribute_tensor\(array, .* or DTensor.from_local\(block,",
+    ),
+    "a product of tiles": (
+        lambda mesh: _numpy.matmul(*[place(np.ones((4, 4)), mesh, {"dp": Shard(0), "tp": Shard(1)})] * 2),
+        PlacementError,
+        r"To keep both matrices sharded along both axes, write `meshdist.tensor.summa\(a, b\)`",
+    ),
+    "a number from local_map": (
+        lambda mesh: local_map(lambda block: 1, {"dp": Shard(0)})(_sharded(mesh)),
+        PlacementError,
+        r"^local_map: Shard\(0\) shards a dimension that blocks of 0 dimensions do not have",
+    ),
+    "a vector to transform": (
+        lambda mesh: np.fft.fft(place(np.ones(4), mesh, {"dp": Shard(0)})),
+        PlacementError,
+        r"^np.fft.fft: dimension 0 must not be sharded, since the array has no other dimension to shard; x is",
+    ),
+    "a tile of a sharded dimension": (
+        lambda mesh: np.tile(_sharded(mesh), (2, 1)),
+        PlacementError,
+        r"^np.tile: the repeated dimensions must not be sharded; x is",
+    ),
+    "a norm of singular values": (
+        lambda mesh: np.linalg.norm(_sharded(mesh), 2),
+        PlacementError,
+        r"^np.linalg.norm: with ord=2, the dimensions that it reduces must not be sharded; x is",
+    ),
     "an axis for a list": (
         lambda mesh: functional.reduce_scatter([WHOLE], axis=0),
         TypeError,
@@ -166,10 +224,67 @@ MESSAGES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "said"), [("array", "write `distribute_tensor"), ("identity", r"write `eye\(n")])
+OF_NUMPY = {
+    "array": "write `distribute_tensor",
+    "identity": r"write `eye\(n",
+    "distribute": "write `distribute_tensor",
+    "redistribute": r"it is a method of DTensor; write `x.redistribute\(",
+    "concatenate": "NumPy's functions take arrays over a mesh; write `np.concatenate`",
+}
+
+
+@pytest.mark.parametrize(("name", "said"), OF_NUMPY.items())
 def test_names_of_numpy_that_are_not_there(name: str, said: str) -> None:
     with pytest.raises(AttributeError, match=said):
         getattr(meshdist.tensor, name)
+
+
+OF_TORCH = {
+    "to": r"write `x.astype\(dtype\)` for another dtype, .* `x.redistribute\(placements\)`",
+    "permute": r"write `x.transpose\(",
+    "unsqueeze": r"write `np.expand_dims\(x, axis\)`",
+    "float": r"write `x.astype\('float32'\)`",
+    "numel": "write `x.size`",
+    "grad": "`meshdist.autograd.grad",
+    "redistribut": "did you mean 'redistribute'",
+}
+
+
+@pytest.mark.parametrize(("name", "said"), OF_TORCH.items())
+def test_attributes_of_other_arrays_that_are_not_there(name: str, said: str) -> None:
+    def program() -> None:
+        x = _sharded(mesh_2x2())
+        with pytest.raises(AttributeError, match=f"^DTensor has no attribute '{name}'.*{said}"):
+            getattr(x, name)
+
+    meshdist.run(program, 4, timeout=30)
+
+
+@pytest.mark.parametrize("call", [np.unique, np.sort, np.median])
+def test_the_error_of_a_call_that_other_ranks_leave_out_names_the_operation(call: Callable[[Any], Any]) -> None:
+    def program() -> None:
+        x = place(WHOLE.reshape(-1), mesh_2x2(), {"dp": Shard(0)})
+        if meshdist.get_rank() == 3:
+            call(x)
+
+    with pytest.raises(
+        meshdist.DistBackendError, match=rf"without making this call; .* in np\.{call.__name__} of \[Sh"
+    ):
+        meshdist.run(program, 4, timeout=30)
+
+
+def test_the_ranks_are_told_which_function_exchanges_objects() -> None:
+    def program() -> None:
+        mesh = mesh_2x2()
+        if meshdist.get_rank():
+            DTensor.from_local(WHOLE, mesh, {})
+        else:
+            distribute_tensor(WHOLE, mesh, {})
+
+    with pytest.raises(meshdist.DistBackendError, match="the ranks disagree") as info:
+        meshdist.run(program, 4, timeout=30)
+    for rank, name in ((0, "distribute_tensor"), (1, "DTensor.from_local")):
+        assert re.search(rf"ranks? {rank}\b.* calls? all_gather_object\(.*in {name}\)", str(info.value))
 
 
 @pytest.mark.parametrize("case", MESSAGES)

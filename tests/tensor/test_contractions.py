@@ -195,14 +195,18 @@ def test_summa_refuses_other_arrays() -> None:
     def program() -> None:
         mesh = meshdist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
         x = distribute_tensor(np.ones((4, 3)), mesh, [Shard(0), Shard(1)])
-        with pytest.raises(ValueError, match=r"not aligned: 3 \(dim 1\) != 4 \(dim 0\)"):
+        with pytest.raises(
+            ValueError, match=r"as many columns as b has rows, got \(4, 3\) and \(4, 3\); .*write x.T.redist"
+        ):
             summa(x, x)
         with pytest.raises(ValueError, match="panel must be positive"):
             summa(x, distribute_tensor(np.ones((3, 4)), mesh, [Shard(0), Shard(1)]), 0)
-        with pytest.raises(
-            PlacementError, match=r"b must be a matrix on a 2-d mesh, placed as {'dp': Shard\(0\), 'tp': Shard\(1\)}"
-        ):
+        wanted = r"{'dp': Shard\(0\), 'tp': Shard\(1\)}"
+        with pytest.raises(PlacementError, match=rf"b must be placed as {wanted}, got .* b.redistribute\({wanted}\)"):
             summa(x, distribute_tensor(np.ones((3, 4)), mesh, {"dp": Shard(0)}))
+        rows = distribute_tensor(np.ones((4, 3)), meshdist.init_device_mesh("cpu", (2,)), [Shard(0)])
+        with pytest.raises(PlacementError, match="a must be a matrix on a mesh of two axes, got .*; write a @ b"):
+            summa(rows, rows)
         with pytest.raises(TypeError, match="expected two DTensors"):
             summa(x, np.ones((3, 4)))
 

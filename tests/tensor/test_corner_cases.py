@@ -320,11 +320,12 @@ def test_what_exchanges_send_is_what_their_parts_hold() -> None:
         source, target = (random_layout(rng, (7, 5), mesh_shape) for _ in range(2))
         for step in plan(source, target).steps:
             if step.collective == "all_to_all":
+                sent = np.broadcast_to(step.sent(step.elements()), mesh_shape)
                 for coordinate in product(*map(range, mesh_shape)):
                     parts: Any = step.parts_to(coordinate)  # type: ignore[attr-defined]
                     wanted = sum(math.prod(part.stop - part.start for part in block) for _, block in parts)
-                    assert step.sent(coordinate) == wanted, (source, target, step)
-                counted += step.sends_once
+                    assert sent[coordinate] == wanted, (source, target, step)
+                counted += 1
     assert counted > 20
 
 
@@ -352,6 +353,17 @@ def test_the_parts_of_an_exchange_on_a_large_mesh_take_few_looks_at_blocks(
     monkeypatch.setattr(ArrayLayout, "index", lambda self, at: looks.append(at) or index(self, at))  # type: ignore[func-returns-value]
     assert step.parts_from((2001,))  # type: ignore[attr-defined]
     assert len(step.parts_to((2,))) <= 3  # type: ignore[attr-defined]
+    assert len(looks) < 20
+
+
+def test_the_parts_of_an_exchange_over_two_axes_take_few_looks_at_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    placements = [Shard(0), Shard(1)]
+    layouts = [ArrayLayout.of((8192, 8192), (256, 256), each) for each in (placements, placements[::-1])]
+    (step,) = plan(*layouts).steps
+    looks = []
+    index = ArrayLayout.index
+    monkeypatch.setattr(ArrayLayout, "index", lambda self, at: looks.append(at) or index(self, at))  # type: ignore[func-returns-value]
+    assert step.parts_to((3, 7)) == [(7 * 256 + 3, (slice(96, 128), slice(224, 256)))]  # type: ignore[attr-defined]
     assert len(looks) < 20
 
 

@@ -213,10 +213,10 @@ def test_what_there_is_not() -> None:
         for name in ("flat", "partition"):
             with pytest.raises(AttributeError, match=rf"{name} is not available for DTensors; use x.full\(\)"):
                 getattr(x, name)
-        with pytest.raises(AttributeError, match="'DTensor' object has no attribute 'nothing'"):
+        with pytest.raises(AttributeError, match="DTensor has no attribute 'nothing'$"):
             _ = x.nothing
         other = meshdist.init_device_mesh("cpu", (4,))
-        with pytest.raises(ValueError, match="must be on one mesh"):
+        with pytest.raises(ValueError, match=r"must be on one mesh, got x on .* or move one: y = distribute_tensor\(y"):
             x + distribute_tensor(WHOLE, other)
 
     meshdist.run(program, 4)

@@ -204,6 +204,29 @@ def test_one_of_the_layouts_exchanges_nothing(worlds, backend, of):
         assert f"must call {of}, with equal arguments and with arrays of one layout" in said
 
 
+def other_widths(of):
+    mesh = meshdist.DeviceMesh.from_group(meshdist.new_group(), "cpu", mesh_dim_names=("a",))
+    x = distribute_tensor(np.arange(12.0), mesh, [Shard(0)], None)
+    width = 1 + meshdist.get_rank()
+
+    def differ():
+        x.halo(width) if of == "halo" else map_overlap(np.sin, x, width)
+        mesh.barrier()  # which tells a rank that has only sent
+
+    with pytest.raises(meshdist.DistBackendError) as info:
+        differ()
+    return str(info.value)
+
+
+@pytest.mark.parametrize("backend", ["threads", pytest.param("gloo", marks=needs_linux)])
+@pytest.mark.parametrize("of", ["halo", "map_overlap"])
+def test_ranks_with_different_widths_are_told_the_width(worlds, backend, of):
+    told = worlds.world(backend, 2).run(other_widths, of)
+    assert any(said.startswith(f"{of} on group") for said in told)
+    assert any(f"with width {1 + rank}; this is message" in said for rank, said in enumerate(told))
+    assert not any("tag" in said for said in told)
+
+
 def test_bad_widths():
     def program():
         mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("a",))

@@ -86,8 +86,8 @@ def test_refusals_name_the_array_to_move():
             (lambda: np.average(x, 0, y), "weights is .* Call weights.redistribute"),
             (lambda: np.multiply(x, x, out=x, where=y > 0), "where= is .* Call redistribute.* on where="),
             (lambda: np.matmul(x, np.eye(3), out=out), r"np.matmul: out= is .* Call redistribute.* on np.matmul\("),
-            (lambda: np.cov(x), "np.cov: the variables must not be sharded, and m is .* Call m.redistribute"),
-            (lambda: np.cov(y, rowvar=False), "np.cov: the variables must not be sharded, and m is"),
+            (lambda: np.cov(x), "np.cov: the variables must not be sharded; m is .* Call m.redistribute"),
+            (lambda: np.cov(y, rowvar=False), "np.cov: the variables must not be sharded; m is"),
         ):
             with pytest.raises(PlacementError, match=wanted):
                 refused()

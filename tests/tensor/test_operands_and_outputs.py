@@ -259,7 +259,7 @@ def test_arrays_changed_in_place_keep_shape_and_placements() -> None:
             few += rows
         with pytest.raises(PlacementError, match=rf"{CHANGED}, is \(4, 2"):
             whole += rows
-        with pytest.raises(PlacementError, match=r"out= is \(4, 2\) as {'a': Replicate\(\)}, and the result is"):
+        with pytest.raises(PlacementError, match=r"out= is \(4, 2\) as {'a': Replicate\(\)}; the result is"):
             np.add(rows, rows, out=whole)
 
     on_meshes(program, meshes=[(2,)])

@@ -5,9 +5,11 @@ import math
 
 import numpy as np
 import pytest
-from array_layouts import check_blocks, random_blocks, random_pair, reduced
+from array_layouts import check_blocks, random_blocks, random_layout, random_pair, reduced
 from placed_arrays import cases
 
+import meshdist as dist
+from meshdist.tensor import zeros
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.placements import Partial, PlacementError, Replicate, Shard
 from meshdist.tensor.redistribution_search import plan
@@ -25,6 +27,16 @@ from meshdist.tensor.redistribution_steps import (
 
 MESHES = [(1,), (2,), (3,), (2, 2), (2, 3), (1, 2, 2), (2, 2, 2)]
 R, S0, S1, P = Replicate(), Shard(0), Shard(1), Partial()
+
+
+def by_rank(step, count):
+    """What every rank sends or receives in a step, by coordinate."""
+    return np.broadcast_to(count(step.elements()), step.source.mesh_shape)
+
+
+def total(found, name):
+    """What every rank sends or receives in all steps of a plan, by coordinate."""
+    return sum((by_rank(step, getattr(step, name)) for step in found.steps), np.zeros(found.source.mesh_shape, int))
 
 
 def relative(part, block):
@@ -57,7 +69,8 @@ def exchanged(step, blocks, coordinate):
             block[relative(part, index)] = blocks[peer][relative(part, source.index(peer))]
             arrivals[relative(part, index)] += 1
     assert (arrivals == 1).all()
-    assert step.received(coordinate) == sum(math.prod(s.stop - s.start for s in part) for _, part in parts[1:])
+    received = sum(math.prod(s.stop - s.start for s in part) for _, part in parts[1:])
+    assert by_rank(step, step.received)[coordinate] == received
     return block
 
 
@@ -87,9 +100,8 @@ def simulated(redistribution, blocks):
         blocks = {coordinate: after(step, blocks, coordinate) for coordinate in blocks}
         for coordinate, block in blocks.items():
             assert block.shape == step.target.local_shape(coordinate)
-        sent, received = ([count(rank) for rank in blocks] for count in (step.sent, step.received))
         if not isinstance(step, (AllReduce, Zero)):
-            assert sum(sent) == sum(received)
+            assert by_rank(step, step.sent).sum() == by_rank(step, step.received).sum()
     return blocks
 
 
@@ -145,10 +157,11 @@ def test_cuts_to_other_cuts_receive_only_what_is_missing(mesh_shape):
         shape = tuple(rng.integers(40, 91, 3).tolist())
         before, then = (ArrayLayout.of(shape, mesh_shape, each) for each in (source, target))
         found = plan(before, then)
+        received = total(found, "received")
         for rank in before.coordinates():
             own = overlap(before.index(rank), then.index(rank))
             kept = 0 if own is None else math.prod(part.stop - part.start for part in own)
-            assert found.received(rank) == math.prod(then.local_shape(rank)) - kept
+            assert received[rank] == math.prod(then.local_shape(rank)) - kept
             assert all(isinstance(step, (AllToAll, Exchange)) for step in found.steps)
 
 
@@ -156,7 +169,7 @@ def test_the_load_of_equal_blocks_is_spread():
     # The ranks along the second axis hold the same blocks: each sends one of them, and receives one.
     source, target = (ArrayLayout.of((40_000,), (4, 4), each) for each in ([S0, R], [R, S0]))
     found = plan(source, target)
-    assert {found.sent(rank) for rank in source.coordinates()} == {0, 10_000}
+    assert set(total(found, "sent").flat) == {0, 10_000}
 
 
 def test_a_pending_reduction_becomes_no_other():
@@ -179,9 +192,91 @@ def test_described():
     assert plan(source, source).describe(None, 8) == "nothing to do"
 
 
+def size(block):
+    return math.prod(part.stop - part.start for part in block)
+
+
+def most(step, count):
+    """The largest of what `count` returns, from the coordinate and the sizes of the blocks of a rank."""
+    ranks = step.source.coordinates()
+    return max(count(rank, size(step.source.index(rank)), size(step.target.index(rank))) for rank in ranks)
+
+
+def most_sent(step):
+    if isinstance(step, Pairwise):
+        return most(step, lambda rank, old, new: sum(size(part) for _, part in step.parts_to(rank)))
+    if isinstance(step, AllReduce):
+        return most(step, lambda rank, old, new: math.ceil(2 * old * (step.num_ranks - 1) / step.num_ranks))
+    if isinstance(step, AllGather):
+        return most(step, lambda rank, old, new: old * (step.num_ranks - 1))
+    return most(step, lambda rank, old, new: old - new) if isinstance(step, ReduceScatter) else 0
+
+
+def cost(found):
+    """What the search minimizes: the elements received by the rank that receives most, and 16,384 for a collective."""
+    total = 0
+    for step in found.steps:
+        if isinstance(step, Pairwise):
+            total += most(step, lambda rank, old, new: sum(size(part) for _, part in step.parts_from(rank)))  # noqa: B023
+        elif isinstance(step, ReduceScatter):
+            total += most(step, lambda rank, old, new: new * (step.num_ranks - 1))  # noqa: B023
+        elif isinstance(step, AllGather):
+            total += most(step, lambda rank, old, new: new - old)
+        else:
+            total += most_sent(step)
+        total += 16_384 if step.collective else 0
+    return total
+
+
+LARGER_MESHES = [(12,), (3, 8), (8, 3), (4, 3, 2), (2, 2, 5)]
+
+
+@cases(20, slow=200)
+@pytest.mark.parametrize("mesh_shape", LARGER_MESHES, ids=str)
+def test_the_most_that_a_rank_sends_is_that_of_all_ranks(mesh_shape, cases):
+    rng = np.random.default_rng(mesh_shape)
+    for _ in range(cases):
+        found = plan(*random_pair(rng, mesh_shape))
+        assert found.most_sent == tuple(map(most_sent, found.steps)), found
+
+
+@cases(20, slow=200)
+@pytest.mark.parametrize("mesh_shape", LARGER_MESHES, ids=str)
+def test_no_plan_costs_more_than_a_gather_before_all_else(mesh_shape, cases):
+    rng = np.random.default_rng(mesh_shape)
+    for _ in range(cases):
+        shape = rng.integers(1, 120, 3).tolist()
+        source, target = (random_layout(rng, shape, mesh_shape) for _ in range(2))
+        dims = [dim for dim in range(3) if source.cuts[dim] != target.cuts[dim]]
+        gathered = source.uncut(dims)
+        assert cost(plan(source, target)) <= cost(plan(source, gathered)) + cost(plan(gathered, target))
+
+
+@pytest.mark.parametrize(
+    ("mesh_shape", "shape", "source", "target"),
+    [((8, 8), (128, 64), [S0, S1], [S1, R]), ((3, 8), (9, 8), [R, S1], [S1, S0]), ((4, 4), (9, 5), [S0, R], [R, S0])],
+)
+def test_the_described_bytes_are_those_of_the_account_of_the_rank_that_sends_most(mesh_shape, shape, source, target):
+    sent = []
+    for rank in range(math.prod(mesh_shape)):
+        with dist.dry_run(math.prod(mesh_shape), rank):
+            mesh = dist.init_device_mesh("cpu", mesh_shape)
+            x = zeros(shape, mesh=mesh, placements=source, dtype="float32")
+            described = x.redistribution(target)
+            with mesh.account() as account:
+                x.redistribute(target)
+            sent.append(account.total().inside + account.total().between)
+    assert f"at most {max(sent):,} bytes" in described
+
+
+def test_a_rank_on_the_diagonal_of_a_large_mesh_sends_less_than_others():
+    source, target = (ArrayLayout.of((1 << 20, 1 << 16), (256, 256), each) for each in ([S0, S1], [S1, S0]))
+    assert plan(source, target).most_sent == (1 << 20,)
+
+
 def test_a_large_mesh_is_planned_without_a_look_at_all_ranks():
     shape, mesh_shape = (1024, 1024), (256, 256)
     source, target = (ArrayLayout.of(shape, mesh_shape, each) for each in ([S0, S1], [S1, S0]))
     found = plan(source, target)
     assert [type(step) for step in found.steps] == [Exchange]
-    assert found.received((3, 7)) == 16
+    assert total(found, "received")[3, 7] == 16

@@ -20,6 +20,7 @@ from meshdist.backends.p2p.eager_messages import (
 )
 from meshdist.backends.p2p.match_queue import MatchQueue
 from meshdist.errors import DistBackendError
+from meshdist.runtime.flight_recorder import tag_text
 from meshdist.runtime.waiting import Doorbell, Found, Incoming, Probe, Waitable
 from meshdist.system.plurals import counted
 
@@ -53,7 +54,7 @@ class RecvRequest(Incoming):
             self.pickle = np.empty(num_bytes, dtype_of_objects(number_of_objects(dtype)))
             return as_bytes(self.pickle)
         what, contrast = self._other(num_bytes, dtype)
-        tag = f" with tag {self.tag}" if self.tag > 0 else ""
+        tag = tag_text(" with tag ", self.tag) if self.tag > 0 else ""
         self._error = DistBackendError(f"{self.queue.describe(source)} sent {what}{tag}{contrast}")
         self._error.is_misfit = True
         self._error.needs_probe = not dtype.startswith(OBJECTS) and not self._has_place_for(num_bytes, dtype)
@@ -121,7 +122,7 @@ class RecvRequest(Incoming):
     def other_tags(self) -> str:
         """Return the end of an error: the awaited tag, and the messages that are there; empty in collectives."""
         instead = self.instead()
-        return "" if self.tag < 0 else f" with tag {self.tag}{'; ' if instead else ''}{instead}"
+        return "" if self.tag < 0 else f"{tag_text(' with tag ', self.tag)}{'; ' if instead else ''}{instead}"
 
     def missing(self) -> str:
         return f"a message from {self.source_words()}{self.other_tags()}"
