@@ -62,7 +62,8 @@ def write(
     for name, number, piece, get in progress(mine):
         elements = get()
         array = zarr.open_array(str(folder / stored[name].file), mode="r+")
-        array[tuple(slice(*span) for span in piece.block)] = elements.view(in_numpy(stored[name].dtype).name)
+        native = elements.astype(elements.dtype.newbyteorder("="), copy=False)  # the view below keeps the bytes
+        array[tuple(slice(*span) for span in piece.block)] = native.view(in_numpy(stored[name].dtype).name)
         places = [start // rows for (start, _), rows in zip(piece.block, array.chunks, strict=True)]
         chunk = (folder / stored[name].file).joinpath("c", *map(str, places))
         if chunk.exists():  # zarr writes no chunk of zeros

@@ -360,8 +360,47 @@ def test_names_of_any_characters(tmp_path):
         assert meshdist.run(program, 1, args=(format,))[0] == {name: len(array) for name, array in tree.items()}
 
 
-def test_strided_and_swapped_arrays(tmp_path):
-    tree = {"t": np.arange(12).reshape(3, 4).T, "s": np.arange(10)[::3], "b": np.arange(4, dtype=">i4")}
+def test_strided_arrays(tmp_path):
+    tree = {"t": np.arange(12).reshape(3, 4).T, "s": np.arange(10)[::3]}
     meshdist.run(lambda: save(tmp_path, tree), 2)
     for name, array in load(tmp_path).items():
         np.testing.assert_array_equal(array, tree[name])
+
+
+def swapped_tree():
+    """Return plain arrays, DTensors and arrays of each rank in both byte orders."""
+    mesh, tree = mesh_of((2,)), {}
+    for order in "<>":
+        for kind in ("f2", "f4", "f8", "i2", "i4", "i8", "u2", "u4", "u8", "c8", "c16", "b1"):
+            array = np.arange(1, 7).reshape(2, 3).astype(order + kind)
+            tree[order + kind] = {
+                "plain": array,
+                "over": distribute_tensor(array, mesh, [Shard(0)], src_data_rank=None),
+                "own": per_rank(array[meshdist.get_rank()]),
+            }
+    return tree
+
+
+def as_lists(tree):
+    return {
+        name: [of["plain"].tolist(), of["over"].full().tolist(), of["own"].array.tolist()] for name, of in tree.items()
+    }
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("format", FORMATS)
+def test_arrays_in_either_byte_order(tmp_path, format, asynchronous):
+    needs(format)
+
+    def program():
+        tree = swapped_tree()
+        saved = save(tmp_path, tree, format=format, asynchronous=asynchronous)
+        path = saved.wait() if asynchronous else saved
+        whole = load(path)
+        found = {name: [of["plain"].tolist(), of["over"].tolist()] for name, of in whole.items()}
+        expected = as_lists(tree)
+        assert found == {name: lists[:2] for name, lists in expected.items()}
+        for in_place in (False, True):
+            assert as_lists(load(path, swapped_tree(), in_place=in_place)) == expected
+
+    meshdist.run(program, 2)
