@@ -72,7 +72,7 @@ def test_lists_of_values_have_the_length_that_was_saved(tmp_path):
     def program():
         save(tmp_path, {"w": np.ones(2), "losses": [3.0, 2.5], "state": {"rng": {"kind": "PCG64", "seed": [1, (2,)]}}})
         found = load(tmp_path, {"w": np.zeros(2), "losses": [], "state": {"rng": {}}})
-        with pytest.raises(CheckpointError, match="has 'losses', which like lacks on all ranks"):
+        with pytest.raises(CheckpointError, match="has 'losses', which like lacks, or has as None, on all ranks"):
             load(tmp_path, {"w": np.zeros(2), "state": {}})
         return found["losses"], found["state"]
 
@@ -172,6 +172,33 @@ def test_none_stands_for_the_arrays_of_other_ranks(tmp_path):
     assert meshdist.run(program, 2) == [None, [0, 1, 2]]
 
 
+def test_an_array_that_like_has_as_none_on_all_ranks_is_not_dropped(tmp_path):
+    """Optimizers mark state so that they make at their first step."""
+
+    def program():
+        own = per_rank(np.arange(2))
+        save(tmp_path, {"w": np.ones(3), "momentum": {"w": np.full(3, 5.0)}, "own": own, "step": 7})
+        for none, named in (("momentum", "'momentum.w'"), ("own", "'own'")):
+            like = {"w": np.zeros(3), "momentum": {"w": np.zeros(3)}, "own": own, "step": 0, none: None}
+            with pytest.raises(CheckpointError, match=f"step-0 has {named}, which like lacks, or has as None, on all"):
+                load(tmp_path, like)
+            assert load(tmp_path, like, strict=False)[none] is None
+        like = {**like, "own": own, "momentum": {"w": np.zeros(3)} if meshdist.get_rank() else None, "step": None}
+        found = load(tmp_path, like)
+        return found["momentum"] and found["momentum"]["w"].tolist(), found["step"]
+
+    assert meshdist.run(program, 2) == [(None, 7), ([5, 5, 5], 7)]
+
+
+def test_an_array_of_each_rank_that_like_has_as_one_array(tmp_path):
+    def program():
+        save(tmp_path, {"n": per_rank(np.arange(2))})
+        with pytest.raises(CheckpointError, match=r"lacks 'n'; it has 'n.rank00000'; 'n' was saved as per_rank: put"):
+            load(tmp_path, {"n": np.zeros(2, int)})
+
+    meshdist.run(program, 1)
+
+
 def test_none_on_the_first_rank_hides_no_value_of_another(tmp_path):
     def program():
         rank = meshdist.get_rank()
@@ -260,7 +287,10 @@ SAVED = {"w": np.ones((2, 3)), "b": np.ones(2), "n": 1}
         ({**SAVED, "w": np.ones((2, 3), "f")}, r"model.safetensors: array 'w' is float64 .*, but like has float32 of"),
         ({**SAVED, "v": np.ones(1)}, r"step-0 lacks 'v'; it has 'b', 'w'; pass strict=False to leave"),
         ({**SAVED, "m": 1}, "step-0 lacks 'm'"),
-        ({"w": SAVED["w"], "n": 1}, "step-0 has 'b', which like lacks on all ranks; pass strict=False to leave"),
+        ({"w": SAVED["w"], "n": 1}, "step-0 has 'b', which like lacks, or has as None, on all ranks; add it"),
+        ({**SAVED, "b": None}, "step-0 has 'b', which like lacks, or has as None, on all ranks; add it"),
+        ({"w": SAVED["w"], "b": None, "n": None}, "step-0 has 'b', which like lacks, or has as None, on all ranks"),
+        ({**SAVED, "v": None}, "step-0 lacks 'v'"),
         ({**SAVED, "w": 3}, "'w' is an array in .*, and int in like"),
         ({**SAVED, "n": np.ones(1)}, "'n' is the value 1 in .*, and an array in like"),
         ({**SAVED, "r": per_rank(np.ones(1))}, r"lacks 'r.rank00000' \(saved by 2 ranks\)"),
@@ -274,6 +304,19 @@ def test_what_does_not_fit_is_named_on_all_ranks(tmp_path, like, message):
         meshdist.barrier()
 
     meshdist.run(program, 2)
+
+
+def test_a_warning_says_that_nothing_matches(tmp_path, caplog):
+    def program():
+        save(tmp_path, SAVED)
+        for like in ({"w": np.zeros((2, 3)), "m": 1}, {}, {"v": np.zeros(1), "m": 1}):
+            found = load(tmp_path, like, strict=False)
+        return found["v"].tolist()
+
+    assert meshdist.run(program, 2) == [[0.0]] * 2
+    assert [text.partition("/step-0 ")[2] for text in caplog.messages] == [
+        "has nothing of what like has: it has 'b', 'n', 'w', like has 'm', 'v'; load returns the values of like"
+    ]
 
 
 def test_one_rank_alone_asks_for_what_is_missing(tmp_path):
