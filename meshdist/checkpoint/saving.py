@@ -13,15 +13,24 @@ from typing import Any, Literal, NamedTuple, cast, overload
 
 import numpy as np
 
-from meshdist.checkpoint.block_owners import Held, Mine, assign_pieces, check_alike, index_at, written_layout
-from meshdist.checkpoint.byte_runs import whole, within
+from meshdist.checkpoint.block_owners import (
+    Held,
+    Mine,
+    assign_pieces,
+    check_alike,
+    holders_of,
+    index_at,
+    written_layout,
+)
+from meshdist.checkpoint.byte_runs import Index, whole, within
 from meshdist.checkpoint.commit import step_folder, steps_of
 from meshdist.checkpoint.file_access import is_in_memory
 from meshdist.checkpoint.manifest import FORMATS, MANIFEST
 from meshdist.checkpoint.rank_agreement import Peers
+from meshdist.checkpoint.replica_check import check_replicas
 from meshdist.checkpoint.safetensors_files import nbytes_of
 from meshdist.checkpoint.stored_types import name_of
-from meshdist.checkpoint.tree_names import Named, PerRank, merged, per_rank_name
+from meshdist.checkpoint.tree_names import Named, PerRank, check_names, merged, per_rank_name
 from meshdist.checkpoint.writing import Plan, Target, make_plan, write
 from meshdist.groups.api import new_group
 from meshdist.groups.process_group import ProcessGroup
@@ -128,7 +137,9 @@ class Saver:
         if self._plan is None or self._plan[0] != key:
             check_alike(held)
             pieces = assign_pieces(held, self._group.size(), format == "zarr")
-            self._plan = key, make_plan(format, held, pieces, most)
+            plan = make_plan(format, held, pieces, most)
+            plan.holders = {name: holders_of(by_rank) for name, by_rank in held.items()}
+            self._plan = key, plan
         return self._plan[1]
 
     def copied(self, mine: list[Mine]) -> list[Mine]:
@@ -229,8 +240,8 @@ def save(
         FileExistsError: There is a checkpoint of this step.
         CheckpointError: Another job is saving into the folder, or has saved into it since this job's last save.
         OSError: The disk is full, the folder cannot be written, and so on.
-        ValueError: Arrays of one name that differ in shape or dtype between ranks, or two arrays of one name; a dry
-            run, which has no other ranks.
+        ValueError: Arrays of one name that differ between ranks in shape, dtype or a sample of their elements, or two
+            arrays of one name; a dry run, which has no other ranks.
         TypeError: An object in the tree that is neither an array nor a small value, or an unsupported dtype.
 
     Example:
@@ -298,9 +309,7 @@ class _Look(NamedTuple):
     in_memory: bool  # where the checkpoint goes, as the first rank finds it
 
 
-def _planned(
-    peers: Peers, saver: Saver, tree: Any, options: _Options
-) -> tuple[Target, Plan, list[Mine], list[Any] | None]:
+def _planned(peers: Peers, saver: Saver, tree: Any, options: _Options) -> tuple[Target, Plan, list[Mine], list[Any]]:
     """Return where to write, the plan, what this rank writes, and the structure of the tree."""
     found: list[tuple[Named, dict[str, Held]]] = []
 
@@ -310,18 +319,44 @@ def _planned(
         held = {name: _held(name, array, peers, options.format) for name, array in named.arrays.items()}
         held = {_name_on(peers.rank, name, named.arrays[name]): how for name, how in held.items()}
         found.append((named, held))
-        digest = hashlib.sha256(
-            repr((sorted(held.items()), _skeleton(named.structure), [h.ranks for h in held.values()])).encode()
-        )
+        ranks = [how.ranks for _, how in sorted(held.items())]
+        digest = hashlib.sha256(repr((sorted(held.items()), _skeleton(named.structure), ranks)).encode())
         steps = steps_of(Path(options.directory)) if peers.rank == 0 and options.step is None else {}
         return _Look(digest.digest(), max(steps, default=-1) + 1, _goes_to_memory(Path(options.directory)))
 
     looks = peers.together(look)
     named, held = found[0]
-    structure: list[Any] | None = named.structure
-    if all(other.digest == looks[0].digest for other in looks):
-        by_rank = [held] * peers.size
-    else:
+    held_by, structure = _united(peers, held, named.structure, is_alike=len({one.digest for one in looks}) == 1)
+    most = options.max_file_bytes
+    if looks[0].in_memory:  # where the ranks write files at the same time, but not one file
+        num_bytes = sum(nbytes_of(first.shape, first.dtype) for of in held_by.values() for first in [*of.values()][:1])
+        most = min(most, max(_LEAST_FILE_BYTES, num_bytes // (2 * peers.size)))
+    key = ([other.digest for other in looks], options.format, most)
+    plans: list[Plan] = []
+
+    def plan() -> None:
+        check_names(structure)
+        plans.append(saver.plan(key, held_by, options.format, most))
+
+    peers.together(plan)
+    blocks = _blocks(named, held, peers.rank)
+    check_replicas(peers, plans[0].holders, blocks, held_by)
+    step = looks[0].next_step if options.step is None else int(options.step)
+    folder = step_folder(Path(options.directory).absolute(), step)
+    return (
+        Target(folder, step, options.overwrite, options.keep),
+        plans[0],
+        _pieces(peers.rank, plans[0], blocks),
+        structure,
+    )
+
+
+def _united(
+    peers: Peers, held: dict[str, Held], structure: list[Any], is_alike: bool
+) -> tuple[dict[str, dict[int, Held]], list[Any]]:
+    """Return how each rank holds each array, and the tree of all ranks; `is_alike` where all are as on this one."""
+    by_rank = [held] * peers.size
+    if not is_alike:
         told = peers.gather((held, structure))
         by_rank = [of for of, _ in told]
         trees: list[list[Any]] = []
@@ -331,21 +366,7 @@ def _planned(
         name: {rank: of[name] for rank, of in enumerate(by_rank) if name in of}
         for name in sorted({name for of in by_rank for name in of})
     }
-    most = options.max_file_bytes
-    if looks[0].in_memory:  # where the ranks write files at the same time, but not one file
-        num_bytes = sum(nbytes_of(first.shape, first.dtype) for of in held_by.values() for first in [*of.values()][:1])
-        most = min(most, max(_LEAST_FILE_BYTES, num_bytes // (2 * peers.size)))
-    key = ([other.digest for other in looks], options.format, most)
-    plans: list[Plan] = []
-    peers.together(lambda: plans.append(saver.plan(key, held_by, options.format, most)))
-    step = looks[0].next_step if options.step is None else int(options.step)
-    folder = step_folder(Path(options.directory).absolute(), step)
-    return (
-        Target(folder, step, options.overwrite, options.keep),
-        plans[0],
-        _blocks(peers, plans[0], named, held),
-        structure,
-    )
+    return held_by, structure
 
 
 def _goes_to_memory(directory: Path) -> bool:
@@ -385,20 +406,27 @@ def _held(name: str, array: Any, peers: Peers, format: str) -> Held:
     return Held(array.shape, name_of(array.dtype), layout, tuple(members[rank] for rank in ranks))
 
 
-def _blocks(peers: Peers, plan: Plan, named: Named, held: dict[str, Held]) -> list[Mine]:
-    """Return this rank's pieces; ranks of a mesh exchange rows where blocks are not written as they lie."""
-    mine = []
+def _blocks(named: Named, held: dict[str, Held], rank: int) -> dict[str, tuple[Index, Any]]:
+    """Return this rank's block of each array; ranks of a mesh exchange rows where these are not written as they lie."""
+    blocks: dict[str, tuple[Index, Any]] = {}
     for name in sorted(named.arrays):
         array = named.arrays[name]
-        stored_name = _name_on(peers.rank, name, array)
+        stored_name = _name_on(rank, name, array)
         how = held[stored_name]
         elements, block = array.array if isinstance(array, PerRank) else array, whole(how.shape)
         if isinstance(array, DTensor) and how.layout is not None:
             elements = array._moved(how.layout)
             elements = elements.get() if array.mesh.device_type == "cuda" else elements
             block = index_at(how.layout, coordinate_in(array.mesh))
-        for number, piece in enumerate(plan.pieces[stored_name]):
-            if piece.owner == peers.rank:
-                part = elements[within(piece.block, block)]
-                mine.append(Mine(stored_name, number, piece, partial(_same, part)))
+        blocks[stored_name] = block, elements
+    return blocks
+
+
+def _pieces(rank: int, plan: Plan, blocks: dict[str, tuple[Index, Any]]) -> list[Mine]:
+    """Return the pieces that this rank writes."""
+    mine = []
+    for name, (block, elements) in blocks.items():
+        for number, piece in enumerate(plan.pieces[name]):
+            if piece.owner == rank:
+                mine.append(Mine(name, number, piece, partial(_same, elements[within(piece.block, block)])))
     return mine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
@@ -169,6 +170,22 @@ def rebuilt(structure: list[Any], array: Callable[[str, str], Any]) -> Any:
         parts = [rebuilt(part, array) for part in content]
         return parts if kind == "list" else tuple(parts)
     return decoded(content) if kind == "value" else array(kind, content)
+
+
+def check_names(structure: list[Any]) -> None:
+    """Raise ValueError if two arrays of a tree have one name, or one that the ranks' own arrays are stored under."""
+    own: list[str] = []
+    others: list[str] = []
+    rebuilt(structure, lambda kind, name: (own if kind == "per_rank" else others).append(name))
+    for name, count in Counter(own + others).items():
+        if count > 1:
+            raise ValueError(f"{name!r} is the name of two arrays, on different ranks; rename a key")
+    for name, by_rank in own_arrays(others).items():
+        if name in own:
+            raise ValueError(
+                f"{min(by_rank.values())!r} is the name of two arrays: per_rank arrays {name!r} are stored under such"
+                " names; rename a key"
+            )
 
 
 def check_structure(structure: Any, arrays: Iterable[str]) -> None:
