@@ -13,6 +13,7 @@ from meshdist.checkpoint.block_owners import index_at, is_held_once
 from meshdist.checkpoint.manifest import MANIFEST
 from meshdist.checkpoint.opening import Opened
 from meshdist.checkpoint.rank_agreement import CheckpointError, Peers
+from meshdist.checkpoint.saving import Saver
 from meshdist.checkpoint.stored_types import name_of
 from meshdist.checkpoint.tree_names import (
     PerRank,
@@ -64,6 +65,7 @@ def load(
 
     Raises:
         FileNotFoundError: There is no checkpoint.
+        Exception: What failed in an asynchronous save of the group, for which `load` waits; raised once.
         CheckpointError: It is damaged, or does not match `like` in names, shapes or dtypes. All ranks raise the same
             error.
         ValueError: `in_place` with a read-only array, or with a DTensor that has Partial placements; a dry run, which
@@ -85,6 +87,7 @@ def load(
     if not isinstance(strict, bool):
         raise TypeError(f"load: strict must be True or False, got {strict!r}")
     peers = Peers.of(group, f"load from {path}", {"strict": strict, "like": "given" if like is not None else None})
+    Saver.wait_for(peers.group)
     opened = peers.by_first(lambda: Opened.at(path))
     wanted = _Wanted(opened, peers, strict, in_place)
     results: list[Any] = []

@@ -66,6 +66,7 @@ class PendingSave:
         self.path = path
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
+        self._is_told = False  # the program has seen the error
 
     def start(self, work: Callable[[], object]) -> None:
         """Do the work of the save in a thread; what it raises is raised at the next call."""
@@ -80,25 +81,26 @@ class PendingSave:
         self._thread.start()
 
     def __repr__(self) -> str:
-        return f"<PendingSave {self.path}: {'done' if self.done() else 'under way'}>"
+        state = "under way" if not self.done() else "done" if self._error is None else "failed"
+        return f"<PendingSave {self.path}: {state}>"
 
     def done(self) -> bool:
         """Return whether the save has ended on this rank, successfully or not."""
         return self._thread is None or not self._thread.is_alive()
 
-    def failure(self) -> Exception | None:
-        """Wait for the end of the save; return what failed, once."""
+    def wait(self) -> Path:
+        """Wait for the end of the save, and return the directory; raise its error on all ranks, at each call."""
         if self._thread is not None:
             self._thread.join()
-        error, self._error = self._error, None
-        return error
-
-    def wait(self) -> Path:
-        """Wait for the end of the save, and return the directory; an error is raised once, on all ranks."""
-        error = self.failure()
-        if error is not None:
-            raise error
+        if self._error is not None:
+            self._is_told = True
+            raise self._error
         return self.path
+
+    def wait_unless_told(self) -> None:
+        """Wait for the end of the save; raise its error unless it was raised before."""
+        if not self._is_told:
+            self.wait()
 
 
 class Saver:
@@ -126,11 +128,18 @@ class Saver:
             current_world().last_calls.append(saver.wait)
         return cast("Saver", saver)
 
+    @staticmethod
+    def wait_for(group: ProcessGroup | None) -> None:
+        """Wait for an asynchronous save of the group, if any; raise its error unless the program has seen it."""
+        saver = None if group is None else vars(group).get("checkpoint_saver")
+        if saver is not None:
+            saver.wait()
+
     def wait(self) -> None:
         """Wait for an asynchronous save; raise its error unless the program has seen it."""
         pending, self.pending = self.pending, None
         if pending is not None:
-            pending.wait()
+            pending.wait_unless_told()
 
     def plan(self, key: Any, held: dict[str, dict[int, Held]], format: str, most: int) -> Plan:
         """Return the plan of these arrays; that of the save before if they are the same."""
@@ -223,8 +232,8 @@ def save(
             different keys on different ranks, as those of pipeline stages have. A dataclass is saved as a dict and a
             named tuple as a tuple: `load` restores them if its `like` has them.
         step: The number in the name. None: one more than the newest there, or 0.
-        asynchronous: Copy the arrays, and write them while the program continues. The next save waits for this one, and
-            raises its error; so does `destroy_process_group`.
+        asynchronous: Copy the arrays, and write them while the program continues. The next save or load of the group
+            waits for this one, and raises its error; so does `destroy_process_group`.
         keep: The number of checkpoints to keep in `directory`, including this one; older ones are removed. None: keep
             all.
         format: "safetensors"; "npy", a file for each array; or "zarr" (extra `zarr`), an array for each.
