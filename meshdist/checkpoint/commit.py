@@ -34,13 +34,18 @@ def step_folder(directory: Path, step: int) -> Path:
     return directory / f"step-{step}"
 
 
-def steps_of(directory: Path) -> dict[int, Path]:
-    """Return the checkpoints of a folder by step, ascending."""
+def named_steps(directory: Path) -> dict[int, Path]:
+    """Return what has the name of a checkpoint in a folder, by step, ascending, whether it is one or not."""
     try:
         found = {int(match[1]): path for path in directory.iterdir() if (match := _STEP.fullmatch(path.name))}
     except FileNotFoundError:
         return {}
-    return {step: found[step] for step in sorted(found) if (found[step] / MANIFEST).exists()}
+    return {step: found[step] for step in sorted(found)}
+
+
+def steps_of(directory: Path) -> dict[int, Path]:
+    """Return the checkpoints of a folder by step, ascending."""
+    return {step: path for step, path in named_steps(directory).items() if (path / MANIFEST).exists()}
 
 
 class Claim:
@@ -233,9 +238,15 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def prune(directory: Path, keep: int, saved: Path) -> None:
-    """Remove all but `saved` and the newest others, the oldest first; each disappears at once."""
+    """Remove all but `saved` and the newest others, the oldest first; each disappears at once.
+
+    Of a symbolic link, the link is removed, and not the checkpoint that it refers to.
+    """
     others = [path for path in steps_of(directory).values() if path != saved]
     for path in others[: max(0, len(others) - keep + 1)]:
         hidden = directory / f".{path.name}-{secrets.token_hex(4)}"
         path.rename(hidden)
-        shutil.rmtree(hidden)
+        if hidden.is_symlink():
+            hidden.unlink()
+        else:
+            shutil.rmtree(hidden)

@@ -13,7 +13,7 @@ import numpy as np
 from meshdist.checkpoint import safetensors_files
 from meshdist.checkpoint.byte_runs import Index, is_inside, read_block, whole, within
 from meshdist.checkpoint.checksum import Checksum, checksum_of
-from meshdist.checkpoint.commit import steps_of
+from meshdist.checkpoint.commit import named_steps
 from meshdist.checkpoint.direct_io import DirectFile, HugePages
 from meshdist.checkpoint.file_access import BINARY, CachedFile
 from meshdist.checkpoint.manifest import MANIFEST, UNREADABLE, Manifest, StoredArray, check_file_name
@@ -27,11 +27,18 @@ _log = RankLog()
 def latest(directory: str | Path) -> Path | None:
     """Return the newest checkpoint in a directory, which is that of the highest step; None if there is none.
 
+    A folder `step-<n>` without `checkpoint.json` is no checkpoint. If it has a higher step, a warning is logged.
+
     Example:
         >>> from meshdist.checkpoint import latest
         >>> latest("no-such-folder")
     """
-    return next(reversed(steps_of(Path(directory)).values()), None)
+    for path in reversed(named_steps(Path(directory)).values()):
+        if (path / MANIFEST).exists():
+            return path
+        if path.is_dir():
+            _log.warning("%s is skipped as it has no %s: remove it, or load it by its own name", path, MANIFEST)
+    return None
 
 
 class Opened:

@@ -23,7 +23,7 @@ from meshdist.checkpoint.block_owners import (
     written_layout,
 )
 from meshdist.checkpoint.byte_runs import Index, whole, within
-from meshdist.checkpoint.commit import step_folder, steps_of
+from meshdist.checkpoint.commit import named_steps, step_folder
 from meshdist.checkpoint.file_access import is_in_memory
 from meshdist.checkpoint.manifest import FORMATS, MANIFEST
 from meshdist.checkpoint.rank_agreement import Peers
@@ -231,7 +231,7 @@ def save(
             value without a mesh is the same on all ranks, unless it is marked as `per_rank(array)`. Dicts may have
             different keys on different ranks, as those of pipeline stages have. A dataclass is saved as a dict and a
             named tuple as a tuple: `load` restores them if its `like` has them.
-        step: The number in the name. None: one more than the newest there, or 0.
+        step: The number in the name. None: one more than the highest there, or 0.
         asynchronous: Copy the arrays, and write them while the program continues. The next save or load of the group
             waits for this one, and raises its error; so does `destroy_process_group`.
         keep: The number of checkpoints to keep in `directory`, including this one; older ones are removed. None: keep
@@ -330,7 +330,7 @@ def _planned(peers: Peers, saver: Saver, tree: Any, options: _Options) -> tuple[
         found.append((named, held))
         ranks = [how.ranks for _, how in sorted(held.items())]
         digest = hashlib.sha256(repr((sorted(held.items()), _skeleton(named.structure), ranks)).encode())
-        steps = steps_of(Path(options.directory)) if peers.rank == 0 and options.step is None else {}
+        steps = named_steps(Path(options.directory)) if peers.rank == 0 and options.step is None else {}
         return _Look(digest.digest(), max(steps, default=-1) + 1, _goes_to_memory(Path(options.directory)))
 
     looks = peers.together(look)
