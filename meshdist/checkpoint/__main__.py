@@ -17,6 +17,7 @@ from typing import Any
 
 from meshdist.checkpoint.block_owners import Held, Mine, Piece
 from meshdist.checkpoint.byte_runs import whole
+from meshdist.checkpoint.file_access import local_path
 from meshdist.checkpoint.manifest import FORMATS
 from meshdist.checkpoint.opening import Opened
 from meshdist.checkpoint.rank_agreement import CheckpointError, Peers
@@ -62,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         elif options.command == "verify":
             return verify(opened, options.path)
         else:
-            if os.path.lexists(options.to):
+            if os.path.lexists(local_path(options.to)):
                 raise FileExistsError(f"{options.to} exists already; convert to another folder")
             made = convert(opened, options.to, options.format, options.max_file_bytes)
             print(f"{made}: {summary(Opened.at(made))}")

@@ -68,8 +68,8 @@ def load(
         Exception: What failed in an asynchronous save of the group, for which `load` waits; raised once.
         CheckpointError: It is damaged, or does not match `like` in names, shapes or dtypes. All ranks raise the same
             error.
-        ValueError: `in_place` with a read-only array, or with a DTensor that has Partial placements; a dry run, which
-            has no other ranks.
+        ValueError: `in_place` with a read-only array, or with a DTensor that has Partial placements; a path that is a
+            URL; a dry run, which has no other ranks.
 
     Example:
         >>> import tempfile, meshdist

@@ -15,7 +15,7 @@ from meshdist.checkpoint.byte_runs import Index, is_inside, read_block, whole, w
 from meshdist.checkpoint.checksum import Checksum, checksum_of
 from meshdist.checkpoint.commit import named_steps
 from meshdist.checkpoint.direct_io import DirectFile, HugePages
-from meshdist.checkpoint.file_access import BINARY, CachedFile
+from meshdist.checkpoint.file_access import BINARY, CachedFile, local_path
 from meshdist.checkpoint.manifest import MANIFEST, UNREADABLE, Manifest, StoredArray, check_file_name
 from meshdist.checkpoint.rank_agreement import CheckpointError
 from meshdist.checkpoint.stored_types import dtype_of, is_known
@@ -33,7 +33,7 @@ def latest(directory: str | Path) -> Path | None:
         >>> from meshdist.checkpoint import latest
         >>> latest("no-such-folder")
     """
-    for path in reversed(named_steps(Path(directory)).values()):
+    for path in reversed(named_steps(local_path(directory)).values()):
         if (path / MANIFEST).exists():
             return path
         if path.is_dir():
@@ -61,8 +61,9 @@ class Opened:
         Raises:
             FileNotFoundError: There is none of these.
             CheckpointError: It is damaged.
+            ValueError: `path` is a URL.
         """
-        path = Path(path)
+        path = local_path(path)
         if path.is_file() and path.name.endswith(".index.json"):
             return cls(path.parent, _of_index(path))
         if path.is_file() and path.name != MANIFEST:

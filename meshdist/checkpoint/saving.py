@@ -24,7 +24,7 @@ from meshdist.checkpoint.block_owners import (
 )
 from meshdist.checkpoint.byte_runs import Index, whole, within
 from meshdist.checkpoint.commit import named_steps, step_folder
-from meshdist.checkpoint.file_access import is_in_memory
+from meshdist.checkpoint.file_access import is_in_memory, local_path
 from meshdist.checkpoint.manifest import FORMATS, MANIFEST
 from meshdist.checkpoint.rank_agreement import Peers
 from meshdist.checkpoint.replica_check import check_replicas
@@ -250,7 +250,7 @@ def save(
         CheckpointError: Another job is saving into the folder, or has saved into it since this job's last save.
         OSError: The disk is full, the folder cannot be written, and so on.
         ValueError: Arrays of one name that differ between ranks in shape, dtype or a sample of their elements, or two
-            arrays of one name; a dry run, which has no other ranks.
+            arrays of one name; a directory that is a URL; a dry run, which has no other ranks.
         TypeError: An object in the tree that is neither an array nor a small value, or an unsupported dtype.
 
     Example:
@@ -293,7 +293,7 @@ class _Options(NamedTuple):
     def check(self) -> None:
         if not os.fspath(self.directory):
             raise TypeError(f"directory must be the path of a folder, got {self.directory!r}")
-        if (Path(self.directory) / MANIFEST).exists():
+        if (local_path(self.directory) / MANIFEST).exists():
             raise ValueError(f"{self.directory} is a checkpoint; pass the folder above it")
         if self.format not in FORMATS:
             raise ValueError(f"format must be one of {', '.join(map(repr, FORMATS))}, got {self.format!r}")

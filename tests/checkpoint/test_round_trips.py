@@ -1,6 +1,8 @@
 """What is saved on one mesh is loaded on another, in every format."""
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from worlds import needs_linux
 
 import meshdist
 from meshdist.checkpoint import CheckpointError, latest, load, per_rank, save
+from meshdist.checkpoint.__main__ import main
 from meshdist.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 MESHES = [((2, 2), (3, 1)), ((1,), (4,)), ((3,), (2,)), ((2, 1, 2), (2, 2))]
@@ -390,6 +393,31 @@ def test_a_folder_is_named(tmp_path):
             save(save(tmp_path, {}), {})
 
     meshdist.run(program, 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("s3://bucket/run", r"s3:/+bucket/run is a URL \(s3\), and checkpoints are in folders of a file system"),
+        (Path("s3://bucket/run"), r"is a URL \(s3\)"),
+        ("file:///run", r"is a URL \(file\)"),
+        ("~/run", "~/run begins with ~, which only a shell expands: pass os.path.expanduser"),
+    ],
+)
+def test_paths_that_are_not_local_are_refused(tmp_path, monkeypatch, capsys, path, message):
+    monkeypatch.chdir(tmp_path)
+
+    def program():
+        for call in (lambda: save(path, {}), lambda: load(path), lambda: latest(path)):
+            with pytest.raises(ValueError, match=message):
+                call()
+
+    meshdist.run(program, 2)
+    assert main(["info", str(path)]) == 1
+    meshdist.run(lambda: save("C:", {"n": 1}, step=1), 1)
+    assert main(["convert", "C:", str(path)]) == 1
+    assert len(re.findall(message, capsys.readouterr().err)) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["C:"]
 
 
 def test_names_of_any_characters(tmp_path):
