@@ -130,6 +130,7 @@ def write(
             if target.keep is not None:
                 prune(target.folder.parent, target.keep, target.folder)
             seen[target.folder.parent] = set(steps_of(target.folder.parent))
+            stack.close()  # before other ranks return, whose end may be that of this one
             return target.folder
 
         return peers.by_first(commit)

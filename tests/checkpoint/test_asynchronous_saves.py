@@ -108,6 +108,22 @@ def test_the_end_of_the_world_waits_for_the_last_save(tmp_path):
     assert load(tmp_path)["w"].tolist() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("raising", [[0], [1], [0, 1]])
+def test_a_save_is_completed_though_the_program_raises(tmp_path, monkeypatch, raising):
+    gate = Gate(monkeypatch)
+
+    def program():
+        save(tmp_path, {"w": np.arange(5)}, step=1, asynchronous=True)
+        gate.opened.set()
+        if meshdist.get_rank() in raising:
+            raise KeyError("mine")
+        meshdist.barrier()
+
+    with pytest.raises(KeyError, match="mine"):
+        meshdist.run(program, 2)
+    assert load(tmp_path)["w"].tolist() == [0, 1, 2, 3, 4]
+
+
 def fail_to_save(directory):
     save(directory, {}, step=1)
     return save(directory, {}, step=1, asynchronous=True)
