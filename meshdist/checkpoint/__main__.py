@@ -67,6 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
                 raise FileExistsError(f"{options.to} exists already; convert to another folder")
             made = convert(opened, options.to, options.format, options.max_file_bytes)
             print(f"{made}: {summary(Opened.at(made))}")
+    except BrokenPipeError:  # `until_closed` ends quietly
+        raise
     except (CheckpointError, OSError, ValueError, TypeError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -111,11 +113,14 @@ def convert(opened: Opened, folder: Path, format: str, max_file_bytes: int) -> P
 
 
 def show(table: Sequence[Sequence[str]]) -> None:
-    """Print a table; with rich if it is installed (extra `rich`)."""
+    """Print a table: on a terminal with rich, if it is installed (extra `rich`), and else with a line for each row."""
     try:
         from rich.console import Console
         from rich.table import Table
     except ImportError:
+        print(text_table(table))
+        return
+    if not sys.stdout.isatty():
         print(text_table(table))
         return
     head, *others = table

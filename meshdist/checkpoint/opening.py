@@ -88,16 +88,13 @@ class Opened:
         return opened
 
     def check_files(self) -> None:
-        """Raise CheckpointError where a file is missing, has a different size, or another header than was written."""
-        for name, (nbytes, num_first, crc) in self.manifest.files.items():
-            path = self.folder / name
-            if not path.exists():
-                raise CheckpointError(f"{path} is missing")
-            if path.stat().st_size != nbytes:
-                raise CheckpointError(f"{path} is damaged: it has {path.stat().st_size} bytes, {nbytes} were written")
-            with path.open("rb") as file:
-                if zlib.crc32(file.read(min(num_first, nbytes))) != crc:
-                    raise CheckpointError(f"{path} is damaged: the checksum of its header does not match")
+        """Raise CheckpointError where a file is missing, has a different size, or another header than was written.
+
+        Hugging Face's index may be missing: it is for other programs.
+        """
+        for name in self.manifest.files:
+            if name != safetensors_files.INDEX or (self.folder / name).exists():
+                self.check_file(name)
         if self.manifest.format == "zarr":
             return
         for name, stored in self.manifest.arrays.items():
@@ -108,6 +105,18 @@ class Opened:
                     f"{self.folder / MANIFEST} is damaged, or was not written by meshdist: array {name!r} is not in"
                     f" {stored.file}, which has {size} bytes"
                 )
+
+    def check_file(self, name: str) -> None:
+        """Raise CheckpointError if a file is missing, has a different size, or another header than was written."""
+        nbytes, num_first, crc = self.manifest.files[name]
+        path = self.folder / name
+        if not path.exists():
+            raise CheckpointError(f"{path} is missing")
+        if path.stat().st_size != nbytes:
+            raise CheckpointError(f"{path} is damaged: it has {path.stat().st_size} bytes, {nbytes} were written")
+        with path.open("rb") as file:
+            if zlib.crc32(file.read(min(num_first, nbytes))) != crc:
+                raise CheckpointError(f"{path} is damaged: the checksum of its header does not match")
 
     def read(self, name: str, index: Index | None = None, into: Any = None, *, shared: bool = False) -> Any:
         """Return an array, or a block of it.

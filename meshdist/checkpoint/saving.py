@@ -238,8 +238,9 @@ def save(
             all.
         format: "safetensors"; "npy", a file for each array; or "zarr" (extra `zarr`), an array for each.
         overwrite: Replace an existing checkpoint of this step.
-        max_file_bytes: The largest number of bytes of arrays in one safetensors file. Where files are in memory, as in
-            /dev/shm, those of a large checkpoint are smaller, so that there are about twice as many as ranks.
+        max_file_bytes: The largest number of bytes of arrays in one safetensors file; a larger array has a file of its
+            own. Where files are in memory, as in /dev/shm, those of a large checkpoint are smaller, so that there are
+            about twice as many as ranks.
         group: The ranks, a ProcessGroup or a DeviceMesh; the world if None. It has the ranks of all DTensors.
 
     Returns:

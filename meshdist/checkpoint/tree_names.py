@@ -78,21 +78,28 @@ class Named:
 
     def __init__(self, tree: Any) -> None:
         self.arrays: dict[str, Any] = {}
+        self._around: dict[int, str] = {}  # where the containers around the current place are, by id
         self.structure = self._taken(tree, "", "tree")
 
     def _taken(self, x: Any, name: str, place: str) -> list[Any]:
+        if id(x) in self._around:
+            raise ValueError(f"{place} is {self._around[id(x)]}, which contains it: a tree cannot contain itself")
+        if not isinstance(x, (dict, list, tuple)) and not is_record(x):
+            return self._named(x, name or ONLY, place) if is_array(x) else ["value", encoded(x, place)]
+        self._around[id(x)] = place
+        taken = self._parts_taken(x, name, place)
+        del self._around[id(x)]
+        return taken
+
+    def _parts_taken(self, x: Any, name: str, place: str) -> list[Any]:
         if isinstance(x, dict):
             return ["dict", [[key, self._taken(x[key], joined(name, key, place), f"{place}[{key!r}]")] for key in x]]
         if isinstance(x, (list, tuple)):
             kind = "list" if isinstance(x, list) else "tuple"
             parts = enumerate(x)
             return [kind, [self._taken(item, joined(name, n, place), f"{place}[{n}]") for n, item in parts]]
-        if is_array(x):
-            return self._named(x, name or ONLY, place)
-        if is_record(x):
-            named = record_fields(x)
-            return ["dict", [[k, self._taken(named[k], joined(name, k, place), f"{place}.{k}")] for k in named]]
-        return ["value", encoded(x, place)]
+        named = record_fields(x)
+        return ["dict", [[k, self._taken(named[k], joined(name, k, place), f"{place}.{k}")] for k in named]]
 
     def _named(self, x: Any, name: str, place: str) -> list[Any]:
         if name in self.arrays or name == "__metadata__":
