@@ -26,6 +26,7 @@ from meshdist.checkpoint.tree_names import (
     values_of,
     visit,
 )
+from meshdist.debug.user_traceback import ending_at_the_call
 from meshdist.runtime.context import GroupLike
 from meshdist.runtime.log import RankLog
 from meshdist.system.plurals import counted
@@ -39,6 +40,7 @@ _FEW = 5
 _log = RankLog()
 
 
+@ending_at_the_call
 def load(
     path: str | Path, like: Any = None, *, strict: bool = True, in_place: bool = False, group: GroupLike = None
 ) -> Any:

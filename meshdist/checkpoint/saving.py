@@ -32,6 +32,7 @@ from meshdist.checkpoint.safetensors_files import nbytes_of
 from meshdist.checkpoint.stored_types import name_of
 from meshdist.checkpoint.tree_names import Named, PerRank, check_names, merged, per_rank_name
 from meshdist.checkpoint.writing import Plan, Target, make_plan, write
+from meshdist.debug.user_traceback import ending_at_the_call
 from meshdist.groups.api import new_group
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import current_world, resolve
@@ -88,6 +89,7 @@ class PendingSave:
         """Return whether the save has ended on this rank, successfully or not."""
         return self._thread is None or not self._thread.is_alive()
 
+    @ending_at_the_call
     def wait(self) -> Path:
         """Wait for the end of the save, and return the directory; raise its error on all ranks, at each call."""
         if self._thread is not None:
@@ -208,6 +210,7 @@ def save(
 ) -> PendingSave: ...
 
 
+@ending_at_the_call
 def save(
     directory: str | Path,
     tree: Any,

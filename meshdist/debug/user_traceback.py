@@ -1,8 +1,8 @@
 """The traceback of an exception as its user needs it: without the frames of this package below the call that failed.
 
-This holds for what the package raises on purpose: a DistError, or one of Python's errors about arguments, names and
-missing libraries. It keeps any other exception as it is, which may be a mistake of the package, and so does debug level
-DETAIL.
+This holds for what the package raises on purpose: a DistError, or one of Python's errors about arguments, names, files
+and missing libraries. It keeps any other exception as it is, which may be a mistake of the package, and so does debug
+level DETAIL.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _RAISE = opmap["RAISE_VARARGS"]
-_ABOUT_ARGUMENTS = (ValueError, TypeError, AttributeError, ImportError)
+_DELIBERATE = (ValueError, TypeError, AttributeError, ImportError, OSError)
 
 
 def ending_at_the_call(function: Callable[P, R]) -> Callable[P, R]:
@@ -41,7 +41,7 @@ def ending_at_the_call(function: Callable[P, R]) -> Callable[P, R]:
         except (Exception, KeyboardInterrupt) as error:
             if isinstance(error, TypeError):
                 explain(function, error)
-            is_expected = isinstance(error, KeyboardInterrupt) or _is_deliberate(error, error.__traceback__)
+            is_expected = isinstance(error, KeyboardInterrupt) or is_deliberate(error, error.__traceback__)
             is_expected = is_expected or (isinstance(error, TypeError) and never_began(error))
             if shows_all_frames() or not is_expected:
                 raise
@@ -56,7 +56,7 @@ def traceback_text(error: BaseException, frames: TracebackType | None) -> str:
     described = traceback.TracebackException(type(error), error, frames)
     if not shows_all_frames():
         for part, cause, trace in _chain(described, error, frames):
-            if _is_deliberate(cause, trace):
+            if is_deliberate(cause, trace):
                 kept = [frame for frame in part.stack if not is_ours(frame.filename)]
                 if kept:  # else it was raised on a thread of this package
                     part.stack = traceback.StackSummary.from_list(kept)
@@ -79,12 +79,12 @@ def user_frames(error: BaseException) -> TracebackType | None:
     if shows_all_frames():
         return error.__traceback__
     if frames is None:  # the user's code was not reached
-        return None if _is_deliberate(error, error.__traceback__) else error.__traceback__
+        return None if is_deliberate(error, error.__traceback__) else error.__traceback__
     kept = []
     link: TracebackType | None = frames
-    is_deliberate = _is_deliberate(error, frames)
+    hides_ours = is_deliberate(error, frames)
     while link is not None:
-        if not (is_deliberate and is_ours(link.tb_frame.f_code.co_filename)):
+        if not (hides_ours and is_ours(link.tb_frame.f_code.co_filename)):
             kept.append(link)
         link = link.tb_next
     copied: TracebackType | None = None
@@ -106,7 +106,7 @@ def _chain(
                 found.append((further, other, other.__traceback__))
 
 
-def _is_deliberate(error: BaseException, frames: TracebackType | None) -> bool:
+def is_deliberate(error: BaseException, frames: TracebackType | None) -> bool:
     """Return whether this package raised `error` on purpose."""
     if frames is None:
         return False
@@ -118,4 +118,4 @@ def _is_deliberate(error: BaseException, frames: TracebackType | None) -> bool:
     if isinstance(error, DistError):
         return True
     # An error of NumPy or of the interpreter, such as that of None + 1, comes from another instruction.
-    return isinstance(error, _ABOUT_ARGUMENTS) and code.co_code[frames.tb_lasti] == _RAISE
+    return isinstance(error, _DELIBERATE) and code.co_code[frames.tb_lasti] == _RAISE
