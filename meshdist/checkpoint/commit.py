@@ -180,8 +180,8 @@ def remove_remains(claim: Claim) -> None:
     """Remove from the claimed folder what saves that were killed have left; nobody else is saving."""
     directory = claim.path.parent
     for path in directory.iterdir():
-        if _REMAINS.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+        if _REMAINS.fullmatch(path.name) and (path.is_dir() or path.is_symlink()):
+            _remove(path)
     now_s = claim.path.stat().st_mtime  # just made, by the clock of the file server; that of this host may differ
     for path in directory.glob(f"{CLAIM}-*"):
         with suppress(FileNotFoundError):  # that of a process that asks for the claim right now
@@ -246,7 +246,12 @@ def prune(directory: Path, keep: int, saved: Path) -> None:
     for path in others[: max(0, len(others) - keep + 1)]:
         hidden = directory / f".{path.name}-{secrets.token_hex(4)}"
         path.rename(hidden)
-        if hidden.is_symlink():
-            hidden.unlink()
-        else:
-            shutil.rmtree(hidden)
+        _remove(hidden)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder; of a symbolic link, the link, and not what it refers to."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
