@@ -17,6 +17,7 @@ from typing import Any
 
 from meshdist.checkpoint.block_owners import Held, Mine, Piece
 from meshdist.checkpoint.byte_runs import whole
+from meshdist.checkpoint.file_access import local_path
 from meshdist.checkpoint.manifest import FORMATS
 from meshdist.checkpoint.opening import Opened
 from meshdist.checkpoint.rank_agreement import CheckpointError, Peers
@@ -62,10 +63,12 @@ def main(arguments: list[str] | None = None) -> int:
         elif options.command == "verify":
             return verify(opened, options.path)
         else:
-            if os.path.lexists(options.to):
+            if os.path.lexists(local_path(options.to)):
                 raise FileExistsError(f"{options.to} exists already; convert to another folder")
             made = convert(opened, options.to, options.format, options.max_file_bytes)
             print(f"{made}: {summary(Opened.at(made))}")
+    except BrokenPipeError:  # `until_closed` ends quietly
+        raise
     except (CheckpointError, OSError, ValueError, TypeError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -110,11 +113,14 @@ def convert(opened: Opened, folder: Path, format: str, max_file_bytes: int) -> P
 
 
 def show(table: Sequence[Sequence[str]]) -> None:
-    """Print a table; with rich if it is installed (extra `rich`)."""
+    """Print a table: on a terminal with rich, if it is installed (extra `rich`), and else with a line for each row."""
     try:
         from rich.console import Console
         from rich.table import Table
     except ImportError:
+        print(text_table(table))
+        return
+    if not sys.stdout.isatty():
         print(text_table(table))
         return
     head, *others = table

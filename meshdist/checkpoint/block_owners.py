@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 from meshdist.checkpoint.byte_runs import Index, run_bytes, shape_of, whole
 from meshdist.checkpoint.stored_types import dtype_of
 from meshdist.mesh.layout.axes_and_chunks import chunk_sizes
+from meshdist.runtime.rank_text import ranks_text
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 
 # What all ranks hold is written by several of them from this size on.
@@ -33,8 +34,16 @@ class Held(NamedTuple):
     ranks: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
-        placed = "" if self.layout is None else f" as {list(self.layout.placements)} on a mesh {self.layout.mesh_shape}"
-        return f"{self.dtype}{list(self.shape)}{placed}"
+        text = f"{self.dtype}{list(self.shape)}"
+        if self.layout is None:
+            return text
+        placements, mesh_shape = list(self.layout.placements), self.layout.mesh_shape
+        return f"{text} as {placements} on a mesh {mesh_shape} of {ranks_text(self.ranks)}"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the rank has all of the array."""
+        return self.layout is None or self.layout.is_replicated
 
 
 class Piece(NamedTuple):
@@ -53,6 +62,8 @@ class Mine(NamedTuple):
     elements: Callable[[], Any]
 
 
+# The ranks that hold each block of an array, ascending.
+Holders: TypeAlias = "dict[Index, tuple[int, ...]]"
 # Passes on what is written, as a progress bar does.
 Progress: TypeAlias = "Callable[[Iterable[Mine]], Iterable[Mine]]"
 
@@ -118,7 +129,7 @@ def assign_pieces(held: Mapping[str, Mapping[int, Held]], num_ranks: int, by_chu
         pieces[name] = []
         first = next(iter(held[name].values()))
         itemsize = dtype_of(first.dtype).itemsize
-        for index, owners in _holders(held[name]).items():
+        for index, owners in holders_of(held[name]).items():
             nbytes = math.prod(shape_of(index)) * itemsize
             dim = next((dim for dim, rows in enumerate(shape_of(index)) if rows > 1), None)
             is_cut = dim is not None and nbytes >= SPLIT_BYTES and (not by_chunks or index == whole(first.shape))
@@ -137,22 +148,24 @@ def assign_pieces(held: Mapping[str, Mapping[int, Held]], num_ranks: int, by_chu
     return {name: pieces[name] for name in held}
 
 
-def _holders(held: Mapping[int, Held]) -> dict[Index, list[int]]:
-    """Return the ranks that hold each block, of those ranks that hold the array as the first of them does."""
+def holders_of(held: Mapping[int, Held]) -> Holders:
+    """Return the ranks that hold each block of an array, from how each rank holds it."""
     first = next(iter(held.values()))
-    if first.layout is None or first.layout.is_replicated:
-        alike = [rank for rank, other in held.items() if other.layout is None or other.layout.is_replicated]
-        return {whole(first.shape): alike}
+    if first.layout is None or first.is_whole:
+        return {whole(first.shape): tuple(sorted(held))}
+    blocks = [index_at(first.layout, coordinate) for coordinate in first.layout.coordinates()]
+    places = {ranks: {rank: n for n, rank in enumerate(ranks)} for ranks in {other.ranks for other in held.values()}}
     found: dict[Index, list[int]] = {}
-    for ranks in dict.fromkeys(other.ranks for other in held.values() if other.layout is first.layout):
-        for coordinate, rank in zip(first.layout.coordinates(), ranks, strict=True):
-            if rank in held:
-                found.setdefault(index_at(first.layout, coordinate), []).append(rank)
-    return {index: sorted(set(ranks)) for index, ranks in found.items()}
+    for rank in sorted(held):
+        found.setdefault(blocks[places[held[rank].ranks][rank]], []).append(rank)
+    return {index: tuple(ranks) for index, ranks in found.items()}
 
 
 def check_alike(held: Mapping[str, Mapping[int, Held]]) -> None:
-    """Raise ValueError where ranks have arrays of different shape or dtype under one name, or none has a block."""
+    """Raise ValueError where ranks have different arrays under one name, or no rank has a block.
+
+    Different are arrays of other shapes, dtypes or, if they are not whole on each rank, placements.
+    """
     for name, by_rank in held.items():
         rank, first = next(iter(by_rank.items()))
         for other_rank, other in by_rank.items():
@@ -161,6 +174,11 @@ def check_alike(held: Mapping[str, Mapping[int, Held]]) -> None:
                     f"{name!r} is {first} on rank {rank} and {other} on rank {other_rank}; all ranks must have the same"
                     " array, or mark it as per_rank(array)"
                 )
-        blocks = _holders(by_rank)
+            if other.layout is not first.layout and not (other.is_whole and first.is_whole):
+                raise ValueError(
+                    f"{name!r} is {first} on rank {rank} and {other} on rank {other_rank}: these are two arrays of one"
+                    " name; give those of each mesh, such as a pipeline stage, a key of their own"
+                )
+        blocks = holders_of(by_rank)
         if sum(math.prod(shape_of(index)) for index in blocks) != math.prod(first.shape):
             raise ValueError(f"{name!r} is {first}, and some ranks of its mesh lack it; all of them must save it")

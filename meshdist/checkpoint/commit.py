@@ -34,13 +34,18 @@ def step_folder(directory: Path, step: int) -> Path:
     return directory / f"step-{step}"
 
 
-def steps_of(directory: Path) -> dict[int, Path]:
-    """Return the checkpoints of a folder by step, ascending."""
+def named_steps(directory: Path) -> dict[int, Path]:
+    """Return what has the name of a checkpoint in a folder, by step, ascending, whether it is one or not."""
     try:
         found = {int(match[1]): path for path in directory.iterdir() if (match := _STEP.fullmatch(path.name))}
     except FileNotFoundError:
         return {}
-    return {step: found[step] for step in sorted(found) if (found[step] / MANIFEST).exists()}
+    return {step: found[step] for step in sorted(found)}
+
+
+def steps_of(directory: Path) -> dict[int, Path]:
+    """Return the checkpoints of a folder by step, ascending."""
+    return {step: path for step, path in named_steps(directory).items() if (path / MANIFEST).exists()}
 
 
 class Claim:
@@ -175,8 +180,8 @@ def remove_remains(claim: Claim) -> None:
     """Remove from the claimed folder what saves that were killed have left; nobody else is saving."""
     directory = claim.path.parent
     for path in directory.iterdir():
-        if _REMAINS.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+        if _REMAINS.fullmatch(path.name) and (path.is_dir() or path.is_symlink()):
+            _remove(path)
     now_s = claim.path.stat().st_mtime  # just made, by the clock of the file server; that of this host may differ
     for path in directory.glob(f"{CLAIM}-*"):
         with suppress(FileNotFoundError):  # that of a process that asks for the claim right now
@@ -233,9 +238,20 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def prune(directory: Path, keep: int, saved: Path) -> None:
-    """Remove all but `saved` and the newest others, the oldest first; each disappears at once."""
+    """Remove all but `saved` and the newest others, the oldest first; each disappears at once.
+
+    Of a symbolic link, the link is removed, and not the checkpoint that it refers to.
+    """
     others = [path for path in steps_of(directory).values() if path != saved]
     for path in others[: max(0, len(others) - keep + 1)]:
         hidden = directory / f".{path.name}-{secrets.token_hex(4)}"
         path.rename(hidden)
-        shutil.rmtree(hidden)
+        _remove(hidden)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder; of a symbolic link, the link, and not what it refers to."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,27 @@ else:
     def read_at(fd: int, out: memoryview, offset: int) -> int:
         """Read some of the bytes; return how many, 0 at the end."""
         return os.preadv(fd, [out], offset)
+
+
+# pathlib makes one slash of two; a drive of Windows has one letter.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a file or folder of this machine.
+
+    Raises:
+        ValueError: It is a URL, or begins with "~/", which only a shell expands.
+    """
+    text = os.fspath(path)
+    if match := _URL.match(text):
+        raise ValueError(
+            f"{text} is a URL ({match[1]}), and checkpoints are in folders of a file system: save to a folder and copy"
+            " it, copy the checkpoint to a folder before you load it, or mount the store"
+        )
+    if text.split("/")[0] == "~":
+        raise ValueError(f"{text} begins with ~, which only a shell expands: pass os.path.expanduser(path)")
+    return Path(path)
 
 
 # The types of file systems whose files are in memory: tmpfs and ramfs, as statfs(2) numbers them.

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from meshdist.checkpoint.block_owners import index_at, is_held_once
+from meshdist.checkpoint.manifest import MANIFEST
 from meshdist.checkpoint.opening import Opened
 from meshdist.checkpoint.rank_agreement import CheckpointError, Peers
+from meshdist.checkpoint.saving import Saver
 from meshdist.checkpoint.stored_types import name_of
 from meshdist.checkpoint.tree_names import (
     PerRank,
@@ -24,7 +26,9 @@ from meshdist.checkpoint.tree_names import (
     values_of,
     visit,
 )
+from meshdist.debug.user_traceback import ending_at_the_call
 from meshdist.runtime.context import GroupLike
+from meshdist.runtime.log import RankLog
 from meshdist.system.plurals import counted
 from meshdist.tensor.distribution import as_block
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
@@ -33,7 +37,10 @@ from meshdist.tensor.moves import move
 # How many names a message lists.
 _FEW = 5
 
+_log = RankLog()
 
+
+@ending_at_the_call
 def load(
     path: str | Path, like: Any = None, *, strict: bool = True, in_place: bool = False, group: GroupLike = None
 ) -> Any:
@@ -50,8 +57,9 @@ def load(
             changed, unless `in_place`. None: the whole tree on each rank, as NumPy arrays, with lists indexed by rank
             for `per_rank` arrays, and None for ranks that had none; arrays of format "npy" are mapped from their files,
             copy-on-write. For files of other programs: a dict by name.
-        strict: Raise if entries of `like` are missing in the checkpoint, or the checkpoint has more. False: missing
-            entries keep their values from `like`, and additional ones are ignored.
+        strict: Raise if entries of `like` are missing in the checkpoint, or if the checkpoint has entries that no rank
+            asks for: None in `like` asks for a value, and not for an array. False: missing entries keep their values
+            from `like`, and additional ones are ignored; a warning is logged if no entries match.
         in_place: Read into the NumPy arrays of `like`, those of `per_rank` too, and the blocks of its DTensors, which
             takes no other memory, and put them into the tree that is returned. If reading fails, some of them have
             changed.
@@ -59,10 +67,11 @@ def load(
 
     Raises:
         FileNotFoundError: There is no checkpoint.
+        Exception: What failed in an asynchronous save of the group, for which `load` waits; raised once.
         CheckpointError: It is damaged, or does not match `like` in names, shapes or dtypes. All ranks raise the same
             error.
-        ValueError: `in_place` with a read-only array, or with a DTensor that has Partial placements; a dry run, which
-            has no other ranks.
+        ValueError: `in_place` with a read-only array, or with a DTensor that has Partial placements; a path that is a
+            URL; a dry run, which has no other ranks.
 
     Example:
         >>> import tempfile, meshdist
@@ -80,6 +89,7 @@ def load(
     if not isinstance(strict, bool):
         raise TypeError(f"load: strict must be True or False, got {strict!r}")
     peers = Peers.of(group, f"load from {path}", {"strict": strict, "like": "given" if like is not None else None})
+    Saver.wait_for(peers.group)
     opened = peers.by_first(lambda: Opened.at(path))
     wanted = _Wanted(opened, peers, strict, in_place)
     results: list[Any] = []
@@ -88,8 +98,7 @@ def load(
         peers.together(lambda: results.append(wanted.all()))
         return results[0]
     asked = peers.together(lambda: wanted.checked_names(like))
-    if strict:
-        peers.by_first(lambda: wanted.check_rest({name for names in asked for name in names}))
+    peers.by_first(lambda: wanted.check_rest({name for names in asked for name in names}))
     peers.together(lambda: results.append(wanted.like(like)))
     return _with_pending(results[0], like)
 
@@ -128,10 +137,17 @@ class _Wanted:
         return filled(like, array, lambda name, leaf: self._values.get(name, leaf), self._values.__contains__)
 
     def checked_names(self, like: Any) -> list[str]:
-        """Return the names of what `like` asks for; raise CheckpointError if it does not fit the checkpoint."""
+        """Return the names of what `like` asks for; raise CheckpointError if it does not fit the checkpoint.
+
+        None asks for a value, and for no array: it also stands for the arrays of other ranks.
+        """
         self._check_names(like)
         names: list[str] = []
-        note = lambda name, leaf: names.extend({name, self._stored_name(name, leaf)})  # noqa: E731
+
+        def note(name: str, leaf: Any) -> None:
+            if leaf is not None or name in self._values:
+                names.extend({name, self._stored_name(name, leaf)})
+
         visit(like, note, note, self._values.__contains__)
         return names
 
@@ -155,24 +171,51 @@ class _Wanted:
         if not self._strict:
             return
         stored = {self._stored_name(name, leaf) for name, leaf in arrays.items()}
-        missing = sorted(stored - self._arrays.keys()) + sorted(others.keys() - values.keys() - arrays_there)
-        if self._opened.manifest.structure is None:
-            missing = [name for name in missing if name in stored]  # files of others have no values
-        if missing:
-            of_ranks = f" (saved by {counted(self._num_ranks(), 'rank')})" if stored != arrays.keys() else ""
+        missing = sorted(stored - self._arrays.keys())
+        lost = sorted(name for name, leaf in others.items() if not self._has(name, leaf))
+        if lost and self._opened.manifest.structure is None:
             raise CheckpointError(
-                f"{folder} lacks {_listed(missing)}{of_ranks}; it has {_listed(sorted(self._arrays))}; pass"
+                f"{folder} lacks {_listed(lost)}: without {MANIFEST}, safetensors files have arrays alone; pass"
+                " strict=False to leave other values as they are in like"
+            )
+        if missing := missing + lost:
+            of_ranks = f" (saved by {counted(self._num_ranks(), 'rank')})" if stored != arrays.keys() else ""
+            own = [name for name in missing if name in self._own]
+            hint = f"; {own[0]!r} was saved as per_rank: put per_rank(array) into like" if own else ""
+            raise CheckpointError(
+                f"{folder} lacks {_listed(missing)}{of_ranks}; it has {_listed(sorted(self._arrays))}{hint}; pass"
                 " strict=False to leave them as they are in like"
             )
 
-    def check_rest(self, asked: set[str]) -> None:
-        """Raise CheckpointError if the checkpoint has names that no rank asks for."""
+    def _has(self, name: str, leaf: Any) -> bool:
+        """Return whether the checkpoint has what `like` has for a value; None stands for a part of the tree as well."""
+        if name in self._values or leaf is not None:
+            return name in self._values
+        is_foreign = self._opened.manifest.structure is None  # then None is a value that no file has
+        return is_foreign or any(f"{known}.".startswith(f"{name}.") for known in self._known())
+
+    def _known(self) -> set[str]:
+        """Return the names of the arrays and values of the checkpoint."""
         structure = self._opened.manifest.structure
-        known = self._arrays.keys() if structure is None else names_of(structure, self._values)
+        return set(self._arrays) if structure is None else names_of(structure, self._values)
+
+    def check_rest(self, asked: set[str]) -> None:
+        """Raise CheckpointError if the checkpoint has names that no rank asks for; warn if no rank asks for any.
+
+        If `strict` is False, only warn.
+        """
+        known = self._known()
+        if not self._strict:
+            if asked and not asked & (known | self._arrays.keys() | self._values.keys()):
+                _log.warning(
+                    "%s has nothing of what like has: it has %s, like has %s; load returns the values of like",
+                    *(self._opened.folder, _listed(sorted(known)), _listed(sorted(asked))),
+                )
+            return
         if rest := sorted(known - asked):
             raise CheckpointError(
-                f"{self._opened.folder} has {_listed(rest)}, which like lacks on all ranks; pass strict=False to leave"
-                " that out"
+                f"{self._opened.folder} has {_listed(rest)}, which like lacks, or has as None, on all ranks; add it to"
+                " like, or pass strict=False to leave it out"
             )
         own = {stored for name in asked for stored in self._own.get(name, {}).values()}
         if rest := sorted(own - asked):
@@ -237,7 +280,7 @@ class _Wanted:
 
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
-    return ", ".join(map(repr, names[:_FEW])) + more if names else "no arrays"
+    return ", ".join(map(repr, names[:_FEW])) + more if names else "nothing"
 
 
 def _with_pending(tree: Any, like: Any) -> Any:

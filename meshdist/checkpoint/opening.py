@@ -13,9 +13,9 @@ import numpy as np
 from meshdist.checkpoint import safetensors_files
 from meshdist.checkpoint.byte_runs import Index, is_inside, read_block, whole, within
 from meshdist.checkpoint.checksum import Checksum, checksum_of
-from meshdist.checkpoint.commit import steps_of
+from meshdist.checkpoint.commit import named_steps
 from meshdist.checkpoint.direct_io import DirectFile, HugePages
-from meshdist.checkpoint.file_access import BINARY, CachedFile
+from meshdist.checkpoint.file_access import BINARY, CachedFile, local_path
 from meshdist.checkpoint.manifest import MANIFEST, UNREADABLE, Manifest, StoredArray, check_file_name
 from meshdist.checkpoint.rank_agreement import CheckpointError
 from meshdist.checkpoint.stored_types import dtype_of, is_known
@@ -27,11 +27,18 @@ _log = RankLog()
 def latest(directory: str | Path) -> Path | None:
     """Return the newest checkpoint in a directory, which is that of the highest step; None if there is none.
 
+    A folder `step-<n>` without `checkpoint.json` is no checkpoint. If it has a higher step, a warning is logged.
+
     Example:
         >>> from meshdist.checkpoint import latest
         >>> latest("no-such-folder")
     """
-    return next(reversed(steps_of(Path(directory)).values()), None)
+    for path in reversed(named_steps(local_path(directory)).values()):
+        if (path / MANIFEST).exists():
+            return path
+        if path.is_dir():
+            _log.warning("%s is skipped as it has no %s: remove it, or load it by its own name", path, MANIFEST)
+    return None
 
 
 class Opened:
@@ -54,8 +61,9 @@ class Opened:
         Raises:
             FileNotFoundError: There is none of these.
             CheckpointError: It is damaged.
+            ValueError: `path` is a URL.
         """
-        path = Path(path)
+        path = local_path(path)
         if path.is_file() and path.name.endswith(".index.json"):
             return cls(path.parent, _of_index(path))
         if path.is_file() and path.name != MANIFEST:
@@ -80,16 +88,13 @@ class Opened:
         return opened
 
     def check_files(self) -> None:
-        """Raise CheckpointError where a file is missing, has a different size, or another header than was written."""
-        for name, (nbytes, num_first, crc) in self.manifest.files.items():
-            path = self.folder / name
-            if not path.exists():
-                raise CheckpointError(f"{path} is missing")
-            if path.stat().st_size != nbytes:
-                raise CheckpointError(f"{path} is damaged: it has {path.stat().st_size} bytes, {nbytes} were written")
-            with path.open("rb") as file:
-                if zlib.crc32(file.read(min(num_first, nbytes))) != crc:
-                    raise CheckpointError(f"{path} is damaged: the checksum of its header does not match")
+        """Raise CheckpointError where a file is missing, has a different size, or another header than was written.
+
+        Hugging Face's index may be missing: it is for other programs.
+        """
+        for name in self.manifest.files:
+            if name != safetensors_files.INDEX or (self.folder / name).exists():
+                self.check_file(name)
         if self.manifest.format == "zarr":
             return
         for name, stored in self.manifest.arrays.items():
@@ -100,6 +105,18 @@ class Opened:
                     f"{self.folder / MANIFEST} is damaged, or was not written by meshdist: array {name!r} is not in"
                     f" {stored.file}, which has {size} bytes"
                 )
+
+    def check_file(self, name: str) -> None:
+        """Raise CheckpointError if a file is missing, has a different size, or another header than was written."""
+        nbytes, num_first, crc = self.manifest.files[name]
+        path = self.folder / name
+        if not path.exists():
+            raise CheckpointError(f"{path} is missing")
+        if path.stat().st_size != nbytes:
+            raise CheckpointError(f"{path} is damaged: it has {path.stat().st_size} bytes, {nbytes} were written")
+        with path.open("rb") as file:
+            if zlib.crc32(file.read(min(num_first, nbytes))) != crc:
+                raise CheckpointError(f"{path} is damaged: the checksum of its header does not match")
 
     def read(self, name: str, index: Index | None = None, into: Any = None, *, shared: bool = False) -> Any:
         """Return an array, or a block of it.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from meshdist.debug.debug_level import shows_all_frames
+from meshdist.debug.user_traceback import is_deliberate
 from meshdist.errors import DistError
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import resolve
@@ -108,7 +110,9 @@ class Peers:
         try:
             result = work()
         except Exception as raised:  # told to all ranks below, and raised there
-            error, found = raised, Failure.of(raised)
+            found = Failure.of(raised)
+            if shows_all_frames() or not is_deliberate(raised, raised.__traceback__):
+                error = raised  # with its traceback, as it may be a mistake of this package
         results = self.gather((found, result))
         for rank, (failure, _) in enumerate(results):
             if failure is not None:

@@ -13,16 +13,26 @@ from typing import Any, Literal, NamedTuple, cast, overload
 
 import numpy as np
 
-from meshdist.checkpoint.block_owners import Held, Mine, assign_pieces, check_alike, index_at, written_layout
-from meshdist.checkpoint.byte_runs import whole, within
-from meshdist.checkpoint.commit import step_folder, steps_of
-from meshdist.checkpoint.file_access import is_in_memory
+from meshdist.checkpoint.block_owners import (
+    Held,
+    Mine,
+    assign_pieces,
+    check_alike,
+    holders_of,
+    index_at,
+    written_layout,
+)
+from meshdist.checkpoint.byte_runs import Index, whole, within
+from meshdist.checkpoint.commit import named_steps, step_folder
+from meshdist.checkpoint.file_access import is_in_memory, local_path
 from meshdist.checkpoint.manifest import FORMATS, MANIFEST
 from meshdist.checkpoint.rank_agreement import Peers
+from meshdist.checkpoint.replica_check import check_replicas
 from meshdist.checkpoint.safetensors_files import nbytes_of
 from meshdist.checkpoint.stored_types import name_of
-from meshdist.checkpoint.tree_names import Named, PerRank, merged, per_rank_name
+from meshdist.checkpoint.tree_names import Named, PerRank, check_names, merged, per_rank_name
 from meshdist.checkpoint.writing import Plan, Target, make_plan, write
+from meshdist.debug.user_traceback import ending_at_the_call
 from meshdist.groups.api import new_group
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import current_world, resolve
@@ -57,6 +67,7 @@ class PendingSave:
         self.path = path
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
+        self._is_told = False  # the program has seen the error
 
     def start(self, work: Callable[[], object]) -> None:
         """Do the work of the save in a thread; what it raises is raised at the next call."""
@@ -71,25 +82,27 @@ class PendingSave:
         self._thread.start()
 
     def __repr__(self) -> str:
-        return f"<PendingSave {self.path}: {'done' if self.done() else 'under way'}>"
+        state = "under way" if not self.done() else "done" if self._error is None else "failed"
+        return f"<PendingSave {self.path}: {state}>"
 
     def done(self) -> bool:
         """Return whether the save has ended on this rank, successfully or not."""
         return self._thread is None or not self._thread.is_alive()
 
-    def failure(self) -> Exception | None:
-        """Wait for the end of the save; return what failed, once."""
+    @ending_at_the_call
+    def wait(self) -> Path:
+        """Wait for the end of the save, and return the directory; raise its error on all ranks, at each call."""
         if self._thread is not None:
             self._thread.join()
-        error, self._error = self._error, None
-        return error
-
-    def wait(self) -> Path:
-        """Wait for the end of the save, and return the directory; an error is raised once, on all ranks."""
-        error = self.failure()
-        if error is not None:
-            raise error
+        if self._error is not None:
+            self._is_told = True
+            raise self._error
         return self.path
+
+    def wait_unless_told(self) -> None:
+        """Wait for the end of the save; raise its error unless it was raised before."""
+        if not self._is_told:
+            self.wait()
 
 
 class Saver:
@@ -117,18 +130,27 @@ class Saver:
             current_world().last_calls.append(saver.wait)
         return cast("Saver", saver)
 
+    @staticmethod
+    def wait_for(group: ProcessGroup | None) -> None:
+        """Wait for an asynchronous save of the group, if any; raise its error unless the program has seen it."""
+        saver = None if group is None else vars(group).get("checkpoint_saver")
+        if saver is not None:
+            saver.wait()
+
     def wait(self) -> None:
         """Wait for an asynchronous save; raise its error unless the program has seen it."""
         pending, self.pending = self.pending, None
         if pending is not None:
-            pending.wait()
+            pending.wait_unless_told()
 
     def plan(self, key: Any, held: dict[str, dict[int, Held]], format: str, most: int) -> Plan:
         """Return the plan of these arrays; that of the save before if they are the same."""
         if self._plan is None or self._plan[0] != key:
             check_alike(held)
             pieces = assign_pieces(held, self._group.size(), format == "zarr")
-            self._plan = key, make_plan(format, held, pieces, most)
+            plan = make_plan(format, held, pieces, most)
+            plan.holders = {name: holders_of(by_rank) for name, by_rank in held.items()}
+            self._plan = key, plan
         return self._plan[1]
 
     def copied(self, mine: list[Mine]) -> list[Mine]:
@@ -188,6 +210,7 @@ def save(
 ) -> PendingSave: ...
 
 
+@ending_at_the_call
 def save(
     directory: str | Path,
     tree: Any,
@@ -211,15 +234,16 @@ def save(
             value without a mesh is the same on all ranks, unless it is marked as `per_rank(array)`. Dicts may have
             different keys on different ranks, as those of pipeline stages have. A dataclass is saved as a dict and a
             named tuple as a tuple: `load` restores them if its `like` has them.
-        step: The number in the name. None: one more than the newest there, or 0.
-        asynchronous: Copy the arrays, and write them while the program continues. The next save waits for this one, and
-            raises its error; so does `destroy_process_group`.
+        step: The number in the name. None: one more than the highest there, or 0.
+        asynchronous: Copy the arrays, and write them while the program continues. The next save or load of the group
+            waits for this one, and raises its error; so does `destroy_process_group`.
         keep: The number of checkpoints to keep in `directory`, including this one; older ones are removed. None: keep
             all.
         format: "safetensors"; "npy", a file for each array; or "zarr" (extra `zarr`), an array for each.
         overwrite: Replace an existing checkpoint of this step.
-        max_file_bytes: The largest number of bytes of arrays in one safetensors file. Where files are in memory, as in
-            /dev/shm, those of a large checkpoint are smaller, so that there are about twice as many as ranks.
+        max_file_bytes: The largest number of bytes of arrays in one safetensors file; a larger array has a file of its
+            own. Where files are in memory, as in /dev/shm, those of a large checkpoint are smaller, so that there are
+            about twice as many as ranks.
         group: The ranks, a ProcessGroup or a DeviceMesh; the world if None. It has the ranks of all DTensors.
 
     Returns:
@@ -229,8 +253,8 @@ def save(
         FileExistsError: There is a checkpoint of this step.
         CheckpointError: Another job is saving into the folder, or has saved into it since this job's last save.
         OSError: The disk is full, the folder cannot be written, and so on.
-        ValueError: Arrays of one name that differ in shape or dtype between ranks, or two arrays of one name; a dry
-            run, which has no other ranks.
+        ValueError: Arrays of one name that differ between ranks in shape, dtype or a sample of their elements, or two
+            arrays of one name; a directory that is a URL; a dry run, which has no other ranks.
         TypeError: An object in the tree that is neither an array nor a small value, or an unsupported dtype.
 
     Example:
@@ -273,7 +297,7 @@ class _Options(NamedTuple):
     def check(self) -> None:
         if not os.fspath(self.directory):
             raise TypeError(f"directory must be the path of a folder, got {self.directory!r}")
-        if (Path(self.directory) / MANIFEST).exists():
+        if (local_path(self.directory) / MANIFEST).exists():
             raise ValueError(f"{self.directory} is a checkpoint; pass the folder above it")
         if self.format not in FORMATS:
             raise ValueError(f"format must be one of {', '.join(map(repr, FORMATS))}, got {self.format!r}")
@@ -298,9 +322,7 @@ class _Look(NamedTuple):
     in_memory: bool  # where the checkpoint goes, as the first rank finds it
 
 
-def _planned(
-    peers: Peers, saver: Saver, tree: Any, options: _Options
-) -> tuple[Target, Plan, list[Mine], list[Any] | None]:
+def _planned(peers: Peers, saver: Saver, tree: Any, options: _Options) -> tuple[Target, Plan, list[Mine], list[Any]]:
     """Return where to write, the plan, what this rank writes, and the structure of the tree."""
     found: list[tuple[Named, dict[str, Held]]] = []
 
@@ -310,18 +332,44 @@ def _planned(
         held = {name: _held(name, array, peers, options.format) for name, array in named.arrays.items()}
         held = {_name_on(peers.rank, name, named.arrays[name]): how for name, how in held.items()}
         found.append((named, held))
-        digest = hashlib.sha256(
-            repr((sorted(held.items()), _skeleton(named.structure), [h.ranks for h in held.values()])).encode()
-        )
-        steps = steps_of(Path(options.directory)) if peers.rank == 0 and options.step is None else {}
+        ranks = [how.ranks for _, how in sorted(held.items())]
+        digest = hashlib.sha256(repr((sorted(held.items()), _skeleton(named.structure), ranks)).encode())
+        steps = named_steps(Path(options.directory)) if peers.rank == 0 and options.step is None else {}
         return _Look(digest.digest(), max(steps, default=-1) + 1, _goes_to_memory(Path(options.directory)))
 
     looks = peers.together(look)
     named, held = found[0]
-    structure: list[Any] | None = named.structure
-    if all(other.digest == looks[0].digest for other in looks):
-        by_rank = [held] * peers.size
-    else:
+    held_by, structure = _united(peers, held, named.structure, is_alike=len({one.digest for one in looks}) == 1)
+    most = options.max_file_bytes
+    if looks[0].in_memory:  # where the ranks write files at the same time, but not one file
+        num_bytes = sum(nbytes_of(first.shape, first.dtype) for of in held_by.values() for first in [*of.values()][:1])
+        most = min(most, max(_LEAST_FILE_BYTES, num_bytes // (2 * peers.size)))
+    key = ([other.digest for other in looks], options.format, most)
+    plans: list[Plan] = []
+
+    def plan() -> None:
+        check_names(structure)
+        plans.append(saver.plan(key, held_by, options.format, most))
+
+    peers.together(plan)
+    blocks = _blocks(named, held, peers.rank)
+    check_replicas(peers, plans[0].holders, blocks, held_by)
+    step = looks[0].next_step if options.step is None else int(options.step)
+    folder = step_folder(Path(options.directory).absolute(), step)
+    return (
+        Target(folder, step, options.overwrite, options.keep),
+        plans[0],
+        _pieces(peers.rank, plans[0], blocks),
+        structure,
+    )
+
+
+def _united(
+    peers: Peers, held: dict[str, Held], structure: list[Any], is_alike: bool
+) -> tuple[dict[str, dict[int, Held]], list[Any]]:
+    """Return how each rank holds each array, and the tree of all ranks; `is_alike` where all are as on this one."""
+    by_rank = [held] * peers.size
+    if not is_alike:
         told = peers.gather((held, structure))
         by_rank = [of for of, _ in told]
         trees: list[list[Any]] = []
@@ -331,21 +379,7 @@ def _planned(
         name: {rank: of[name] for rank, of in enumerate(by_rank) if name in of}
         for name in sorted({name for of in by_rank for name in of})
     }
-    most = options.max_file_bytes
-    if looks[0].in_memory:  # where the ranks write files at the same time, but not one file
-        num_bytes = sum(nbytes_of(first.shape, first.dtype) for of in held_by.values() for first in [*of.values()][:1])
-        most = min(most, max(_LEAST_FILE_BYTES, num_bytes // (2 * peers.size)))
-    key = ([other.digest for other in looks], options.format, most)
-    plans: list[Plan] = []
-    peers.together(lambda: plans.append(saver.plan(key, held_by, options.format, most)))
-    step = looks[0].next_step if options.step is None else int(options.step)
-    folder = step_folder(Path(options.directory).absolute(), step)
-    return (
-        Target(folder, step, options.overwrite, options.keep),
-        plans[0],
-        _blocks(peers, plans[0], named, held),
-        structure,
-    )
+    return held_by, structure
 
 
 def _goes_to_memory(directory: Path) -> bool:
@@ -385,20 +419,27 @@ def _held(name: str, array: Any, peers: Peers, format: str) -> Held:
     return Held(array.shape, name_of(array.dtype), layout, tuple(members[rank] for rank in ranks))
 
 
-def _blocks(peers: Peers, plan: Plan, named: Named, held: dict[str, Held]) -> list[Mine]:
-    """Return this rank's pieces; ranks of a mesh exchange rows where blocks are not written as they lie."""
-    mine = []
+def _blocks(named: Named, held: dict[str, Held], rank: int) -> dict[str, tuple[Index, Any]]:
+    """Return this rank's block of each array; ranks of a mesh exchange rows where these are not written as they lie."""
+    blocks: dict[str, tuple[Index, Any]] = {}
     for name in sorted(named.arrays):
         array = named.arrays[name]
-        stored_name = _name_on(peers.rank, name, array)
+        stored_name = _name_on(rank, name, array)
         how = held[stored_name]
         elements, block = array.array if isinstance(array, PerRank) else array, whole(how.shape)
         if isinstance(array, DTensor) and how.layout is not None:
             elements = array._moved(how.layout)
             elements = elements.get() if array.mesh.device_type == "cuda" else elements
             block = index_at(how.layout, coordinate_in(array.mesh))
-        for number, piece in enumerate(plan.pieces[stored_name]):
-            if piece.owner == peers.rank:
-                part = elements[within(piece.block, block)]
-                mine.append(Mine(stored_name, number, piece, partial(_same, part)))
+        blocks[stored_name] = block, elements
+    return blocks
+
+
+def _pieces(rank: int, plan: Plan, blocks: dict[str, tuple[Index, Any]]) -> list[Mine]:
+    """Return the pieces that this rank writes."""
+    mine = []
+    for name, (block, elements) in blocks.items():
+        for number, piece in enumerate(plan.pieces[name]):
+            if piece.owner == rank:
+                mine.append(Mine(name, number, piece, partial(_same, elements[within(piece.block, block)])))
     return mine

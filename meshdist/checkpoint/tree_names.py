@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
@@ -77,21 +78,28 @@ class Named:
 
     def __init__(self, tree: Any) -> None:
         self.arrays: dict[str, Any] = {}
+        self._around: dict[int, str] = {}  # where the containers around the current place are, by id
         self.structure = self._taken(tree, "", "tree")
 
     def _taken(self, x: Any, name: str, place: str) -> list[Any]:
+        if id(x) in self._around:
+            raise ValueError(f"{place} is {self._around[id(x)]}, which contains it: a tree cannot contain itself")
+        if not isinstance(x, (dict, list, tuple)) and not is_record(x):
+            return self._named(x, name or ONLY, place) if is_array(x) else ["value", encoded(x, place)]
+        self._around[id(x)] = place
+        taken = self._parts_taken(x, name, place)
+        del self._around[id(x)]
+        return taken
+
+    def _parts_taken(self, x: Any, name: str, place: str) -> list[Any]:
         if isinstance(x, dict):
             return ["dict", [[key, self._taken(x[key], joined(name, key, place), f"{place}[{key!r}]")] for key in x]]
         if isinstance(x, (list, tuple)):
             kind = "list" if isinstance(x, list) else "tuple"
             parts = enumerate(x)
             return [kind, [self._taken(item, joined(name, n, place), f"{place}[{n}]") for n, item in parts]]
-        if is_array(x):
-            return self._named(x, name or ONLY, place)
-        if is_record(x):
-            named = record_fields(x)
-            return ["dict", [[k, self._taken(named[k], joined(name, k, place), f"{place}.{k}")] for k in named]]
-        return ["value", encoded(x, place)]
+        named = record_fields(x)
+        return ["dict", [[k, self._taken(named[k], joined(name, k, place), f"{place}.{k}")] for k in named]]
 
     def _named(self, x: Any, name: str, place: str) -> list[Any]:
         if name in self.arrays or name == "__metadata__":
@@ -169,6 +177,22 @@ def rebuilt(structure: list[Any], array: Callable[[str, str], Any]) -> Any:
         parts = [rebuilt(part, array) for part in content]
         return parts if kind == "list" else tuple(parts)
     return decoded(content) if kind == "value" else array(kind, content)
+
+
+def check_names(structure: list[Any]) -> None:
+    """Raise ValueError if two arrays of a tree have one name, or one that the ranks' own arrays are stored under."""
+    own: list[str] = []
+    others: list[str] = []
+    rebuilt(structure, lambda kind, name: (own if kind == "per_rank" else others).append(name))
+    for name, count in Counter(own + others).items():
+        if count > 1:
+            raise ValueError(f"{name!r} is the name of two arrays, on different ranks; rename a key")
+    for name, by_rank in own_arrays(others).items():
+        if name in own:
+            raise ValueError(
+                f"{min(by_rank.values())!r} is the name of two arrays: per_rank arrays {name!r} are stored under such"
+                " names; rename a key"
+            )
 
 
 def check_structure(structure: Any, arrays: Iterable[str]) -> None:

@@ -42,6 +42,8 @@ def _wrong_headers(opened: Opened) -> Iterator[str]:
         if manifest.format == "safetensors" and manifest.structure is not None:
             for file in sorted(files):
                 safetensors_files.read_header(folder / file)
+            if safetensors_files.INDEX in manifest.files:
+                opened.check_file(safetensors_files.INDEX)
         if manifest.format == "zarr":
             from meshdist.checkpoint import zarr_files
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -46,11 +47,23 @@ def make(folder: Path, stored: Mapping[str, StoredArray], pieces: Mapping[str, S
 
 
 def _create(group: Any, array: StoredArray, blocks: Sequence[Index]) -> Any:
+    chunks, dtype = _chunk_shape(array, blocks), in_numpy(array.dtype).name
+    return group.create_array(array.file, shape=array.shape, chunks=chunks, dtype=dtype, compressors=None)
+
+
+def _chunk_shape(array: StoredArray, blocks: Sequence[Index]) -> tuple[int, ...]:
     # The largest piece: the others are the last ones of a dimension.
     shapes = [shape_of(block) for block in blocks] or [array.shape]
-    chunks = tuple(max(1, *rows) if len(rows) > 1 else max(1, rows[0]) for rows in zip(*shapes, strict=True))
-    dtype = in_numpy(array.dtype).name
-    return group.create_array(array.file, shape=array.shape, chunks=chunks, dtype=dtype, compressors=None)
+    return tuple(max(1, *rows) for rows in zip(*shapes, [0] * len(array.shape), strict=True))
+
+
+def _truncated_chunk(path: Path, array: StoredArray) -> str | None:
+    """Return what to say of a chunk of an array whose file has a wrong size; None if there is none."""
+    expected = math.prod(_chunk_shape(array, [block for block, _ in array.pieces])) * dtype_of(array.dtype).itemsize
+    for chunk in [path / "c", *sorted((path / "c").rglob("*"))]:
+        if chunk.is_file() and (nbytes := chunk.stat().st_size) != expected:
+            return f"{chunk} is damaged: it has {nbytes} bytes, {expected} were written"
+    return None
 
 
 def write(
@@ -62,11 +75,15 @@ def write(
     for name, number, piece, get in progress(mine):
         elements = get()
         array = zarr.open_array(str(folder / stored[name].file), mode="r+")
-        array[tuple(slice(*span) for span in piece.block)] = elements.view(in_numpy(stored[name].dtype).name)
+        native = elements.astype(elements.dtype.newbyteorder("="), copy=False)  # the view below keeps the bytes
         places = [start // rows for (start, _), rows in zip(piece.block, array.chunks, strict=True)]
         chunk = (folder / stored[name].file).joinpath("c", *map(str, places))
-        if chunk.exists():  # zarr writes no chunk of zeros
-            _sync(chunk)
+        try:
+            array[tuple(slice(*span) for span in piece.block)] = native.view(in_numpy(stored[name].dtype).name)
+            if chunk.exists():  # zarr writes no chunk of zeros
+                _sync(chunk)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(chunk)) from None
         found.append((name, number, checksum_of(elements)))
     return found
 
@@ -119,5 +136,5 @@ def read(path: Path, stored: StoredArray, index: Index) -> Any:
             raise CheckpointError(f"{path} is damaged: its chunks have shape {array.chunks}")
         block = np.asarray(array[tuple(slice(*span) for span in index)])
     except _WRONG as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from None
+        raise CheckpointError(_truncated_chunk(path, stored) or f"{path} is damaged: {error}") from None
     return block.view(dtype_of(stored.dtype)) if block.dtype != dtype_of(stored.dtype) else block

@@ -1,14 +1,15 @@
 """The traceback of an exception as its user needs it: without the frames of this package below the call that failed.
 
-This holds for what the package raises on purpose: a DistError, or one of Python's errors about arguments, names and
-missing libraries. It keeps any other exception as it is, which may be a mistake of the package, and so does debug level
-DETAIL.
+This holds for what the package raises on purpose: a DistError, or one of Python's errors about arguments, names, files
+and missing libraries. It keeps any other exception as it is, which may be a mistake of the package, and so does debug
+level DETAIL.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
@@ -28,8 +29,8 @@ R = TypeVar("R")
 
 _RAISE = opmap["RAISE_VARARGS"]
 _SUGGESTION = re.compile(r"(.*)\. Did you mean: '.*'\?")
-_ABOUT_ARGUMENTS = (ValueError, TypeError, AttributeError, ImportError)
-DELIBERATE = (DistError, *_ABOUT_ARGUMENTS)
+_OF_PYTHON = (ValueError, TypeError, AttributeError, ImportError, OSError)
+DELIBERATE = (DistError, *_OF_PYTHON)
 """What this package raises on purpose; other code raises some of these, too."""
 
 
@@ -48,7 +49,7 @@ def ending_at_the_call(function: Callable[P, R]) -> Callable[P, R]:
         except (Exception, KeyboardInterrupt) as error:
             if isinstance(error, TypeError):
                 explain(function, error)
-            is_expected = isinstance(error, KeyboardInterrupt) or _is_deliberate(error, error.__traceback__)
+            is_expected = isinstance(error, KeyboardInterrupt) or is_deliberate(error, error.__traceback__)
             is_expected = is_expected or (isinstance(error, TypeError) and never_began(error))
             if shows_all_frames() or not is_expected:
                 raise
@@ -64,7 +65,7 @@ def traceback_text(error: BaseException, frames: TracebackType | None) -> str:
     hides_frames = not shows_all_frames()
     suggestions: dict[str, str] = {}
     for part, cause, trace in _chain(described, error, frames):
-        if hides_frames and _is_deliberate(cause, trace):
+        if hides_frames and is_deliberate(cause, trace):
             kept = [frame for frame in part.stack if not is_ours(frame.filename)]
             if kept:  # else it was raised on a thread of this package
                 part.stack = traceback.StackSummary.from_list(kept)
@@ -80,10 +81,21 @@ def _suggestions(error: BaseException) -> dict[str, str]:
     """
     if sys.version_info >= (3, 12):
         return {}
-    with redirect_stderr(StringIO()) as printed:
+    with redirect_stderr(_Printed()) as printed:
         sys.__excepthook__(type(error), error, error.__traceback__)
     found = (_SUGGESTION.fullmatch(line) for line in printed.getvalue().splitlines())
     return {f"{match[1]}\n": f"{match[0]}\n" for match in found if match is not None}
+
+
+class _Printed(StringIO):
+    """What the thread that makes this prints to stderr; what others print goes there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread, self._stderr = threading.get_ident(), sys.stderr
+
+    def write(self, text: str) -> int:
+        return super().write(text) if threading.get_ident() == self._thread else self._stderr.write(text)
 
 
 def without_leading(frames: TracebackType | None) -> TracebackType | None:
@@ -102,12 +114,12 @@ def user_frames(error: BaseException) -> TracebackType | None:
     if shows_all_frames():
         return error.__traceback__
     if frames is None:  # the user's code was not reached
-        return None if _is_deliberate(error, error.__traceback__) else error.__traceback__
+        return None if is_deliberate(error, error.__traceback__) else error.__traceback__
     kept = []
     link: TracebackType | None = frames
-    is_deliberate = _is_deliberate(error, frames)
+    hides_ours = is_deliberate(error, frames)
     while link is not None:
-        if not (is_deliberate and is_ours(link.tb_frame.f_code.co_filename)):
+        if not (hides_ours and is_ours(link.tb_frame.f_code.co_filename)):
             kept.append(link)
         link = link.tb_next
     copied: TracebackType | None = None
@@ -129,7 +141,7 @@ def _chain(
                 found.append((further, other, other.__traceback__))
 
 
-def _is_deliberate(error: BaseException, frames: TracebackType | None) -> bool:
+def is_deliberate(error: BaseException, frames: TracebackType | None) -> bool:
     """Return whether this package raised `error` on purpose."""
     if frames is None:
         return False
@@ -141,4 +153,4 @@ def _is_deliberate(error: BaseException, frames: TracebackType | None) -> bool:
     if isinstance(error, DistError):
         return True
     # An error of NumPy or of the interpreter, such as that of None + 1, comes from another instruction.
-    return isinstance(error, _ABOUT_ARGUMENTS) and code.co_code[frames.tb_lasti] == _RAISE
+    return isinstance(error, _OF_PYTHON) and code.co_code[frames.tb_lasti] == _RAISE

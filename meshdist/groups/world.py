@@ -38,6 +38,8 @@ from meshdist.system.plurals import counted
 from meshdist.system.processes import AtExit
 
 _LEAVE_TIMEOUT_S = 5.0
+# How long a rank that raises waits for what it has in progress, such as a save of a checkpoint.
+_FINISH_TIMEOUT_S = 30.0
 
 
 class HangObserver(WaitObserver, Protocol):
@@ -247,15 +249,28 @@ class World:
         for call in self.last_calls:
             call()
 
-    def close(self, what: str = DESTROYED) -> None:
-        """Close all groups and leave the store; later calls raise with `what` became of the groups."""
-        if self.raised is not None:
-            self._diagnosis.note_fault(self, "raised")
+    def finish_after_error(self) -> None:
+        """Like `finish`, for a rank that raised: wait for a limited time, and log what failed.
+
+        Call it before the other ranks are told of the error, since their calls fail then.
+        """
+        if self.last_calls:
+            finishing = threading.Thread(target=self._finish_and_log, name="meshdist-finish", daemon=True)
+            finishing.start()
+            finishing.join(_FINISH_TIMEOUT_S)
+
+    def _finish_and_log(self) -> None:
         for call in self.last_calls:
             try:
                 call()
             except Exception as error:  # the program has ended, or has an error of its own
                 self.log.error("failed as this rank left: %s", error)
+
+    def close(self, what: str = DESTROYED) -> None:
+        """Close all groups and leave the store; later calls raise with `what` became of the groups."""
+        if self.raised is not None:
+            self._diagnosis.note_fault(self, "raised")
+        self._finish_and_log()
         if self.peers.departure.exit is PeerExit.DESTROYED_GROUP:
             self.peers.departure = Departure(PeerExit.LEFT_WORLD)
         self._close_groups(what)

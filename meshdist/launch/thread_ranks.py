@@ -162,6 +162,8 @@ class _Rank:
         except BaseException as error:  # handed to the caller of run
             self.error, self.failed_s = error, time.monotonic()
             if self.world is not None:
+                if isinstance(error, Exception):
+                    self.world.finish_after_error()
                 self.world.end_with(error)
             end = Departure(PeerExit.RAISED, detail=f"{type(error).__name__}: {error}")
         self.store.end(self.rank, end)

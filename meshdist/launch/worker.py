@@ -87,23 +87,36 @@ def guarded(body: Callable[[], object]) -> None:
 
 
 def _run_to_the_end(body: Callable[[], object]) -> None:
-    """Run `body`, and then wait for what it has left in progress, such as a save of a checkpoint, which may raise."""
+    """Run `body`, and then wait for what it has left in progress, such as a save of a checkpoint, which may raise.
+
+    If `body` raises, wait for a limited time: the launcher terminates all ranks as soon as one has reported its error.
+    """
     ending = None
     try:
         body()
     except SystemExit as error:
         if error.code not in (None, 0):
+            _finish_world(has_failed=True)
             raise
         ending = error
-    if "meshdist.groups.world" in sys.modules:  # loaded by the user's code
-        from meshdist.groups.world import world_in
-        from meshdist.runtime.context import current_slot
-
-        world = world_in(current_slot())
-        if world is not None:
-            world.finish()
+    except Exception:
+        _finish_world(has_failed=True)
+        raise
+    _finish_world(has_failed=False)
     if ending is not None:
         raise ending
+
+
+def _finish_world(has_failed: bool) -> None:
+    """Wait for what this rank has left in progress; if the rank has failed, for a limited time."""
+    if "meshdist.groups.world" not in sys.modules:  # which the user's code loads
+        return
+    from meshdist.groups.world import world_in
+    from meshdist.runtime.context import current_slot
+
+    world = world_in(current_slot())
+    if world is not None:
+        world.finish_after_error() if has_failed else world.finish()
 
 
 def _note_last(error: BaseException) -> None:

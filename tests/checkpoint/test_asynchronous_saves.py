@@ -8,7 +8,7 @@ import pytest
 from worlds import WorkerSet, needs_linux
 
 import meshdist
-from meshdist.checkpoint import load, save
+from meshdist.checkpoint import latest, load, save
 from meshdist.tensor import Shard, distribute_tensor
 
 
@@ -62,13 +62,38 @@ def test_only_one_save_is_under_way(tmp_path, monkeypatch):
     assert meshdist.run(program, 1) == [(True, True, True, True)]
 
 
+def test_a_load_waits_for_the_save_before_it(tmp_path, monkeypatch):
+    gate = Gate(monkeypatch)
+
+    class PathThatOpens(type(tmp_path)):
+        """Opens the gate as soon as `load` looks at it."""
+
+        def __str__(self):
+            gate.opened.set()
+            return super().__str__()
+
+    def program():
+        save(tmp_path, {"n": np.ones(1)}, step=1, asynchronous=True)
+        assert not latest(tmp_path)
+        return load(PathThatOpens(tmp_path))["n"].tolist()
+
+    assert meshdist.run(program, 1) == [[1.0]]
+
+
 def test_an_error_is_raised_at_the_next_call_on_all_ranks(tmp_path):
     def program():
         save(tmp_path, {}, step=1)
-        for ask in (lambda pending: save(tmp_path, {}, step=7), lambda pending: pending.wait()):
+        asks = (
+            lambda pending: save(tmp_path, {}, step=7),
+            lambda pending: load(tmp_path),
+            lambda pending: pending.wait(),
+        )
+        for ask in asks:
             pending = save(tmp_path, {}, step=1, asynchronous=True)
-            with pytest.raises(FileExistsError, match=r"asynchronous save to .* \(rank 0 of 2\): .*step-1 exists"):
-                ask(pending)
+            for again in (ask, lambda pending: pending.wait(), lambda pending: pending.wait()):
+                with pytest.raises(FileExistsError, match=r"asynchronous save to .* \(rank 0 of 2\): .*step-1 exists"):
+                    again(pending)
+                assert repr(pending).endswith("step-1: failed>")
         save(tmp_path, {"n": 1}, step=2)  # told once
         return load(tmp_path)
 
@@ -80,6 +105,22 @@ def test_the_end_of_the_world_waits_for_the_last_save(tmp_path):
         save(tmp_path, {"w": np.arange(5)}, step=1, asynchronous=True)
 
     meshdist.run(program, 2)
+    assert load(tmp_path)["w"].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("raising", [[0], [1], [0, 1]])
+def test_a_save_is_completed_though_the_program_raises(tmp_path, monkeypatch, raising):
+    gate = Gate(monkeypatch)
+
+    def program():
+        save(tmp_path, {"w": np.arange(5)}, step=1, asynchronous=True)
+        gate.opened.set()
+        if meshdist.get_rank() in raising:
+            raise KeyError("mine")
+        meshdist.barrier()
+
+    with pytest.raises(KeyError, match="mine"):
+        meshdist.run(program, 2)
     assert load(tmp_path)["w"].tolist() == [0, 1, 2, 3, 4]
 
 

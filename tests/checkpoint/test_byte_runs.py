@@ -178,6 +178,12 @@ def test_trees_of_stages_are_merged_and_other_differences_named():
         merged([Named({"w": [1]}).structure, Named({"w": [1, 2]}).structure])
 
 
+def in_itself():
+    part = [()]
+    part.append({"n": ((), part[0]), "b": part})
+    return {"a": part}
+
+
 @pytest.mark.parametrize(
     ("tree", "error", "message"),
     [
@@ -187,6 +193,7 @@ def test_trees_of_stages_are_merged_and_other_differences_named():
         ({"__metadata__": np.ones(1)}, ValueError, "names the header of safetensors; rename a key"),
         ({"a": np.array(["x"])}, TypeError, r"tree\['a'\] has the unsupported dtype <U1; supported are bool"),
         ([np.array([object()])], TypeError, r"tree\[0\] has the unsupported dtype object"),
+        (in_itself(), ValueError, r"tree\['a'\]\[1\]\['b'\] is tree\['a'\], which contains it: a tree cannot contain"),
     ],
 )
 def test_what_cannot_be_saved_is_named(tree, error, message):

@@ -1,12 +1,16 @@
 """Checkpoints open without this library, and those of others open here."""
 
+import errno
 import importlib
 import json
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from checkpoint_trees import DTYPES, mesh_of, placed, same, save_random, whole_arrays
+from worlds import needs_linux
 
 import meshdist
 from meshdist.checkpoint import CheckpointError, load, save
@@ -152,6 +156,40 @@ def test_zarr_reads_what_each_rank_wrote_as_a_chunk(tmp_path):
     chunk.write_bytes(good[:9] + bytes([good[9] ^ 1]) + good[10:])
     with pytest.raises(CheckpointError, match=r"w is damaged: array 'w' is not what was written, at \[4:7, 5:10\]"):
         load(tmp_path)
+    chunk.write_bytes(good[:9])
+    with pytest.raises(CheckpointError, match=r"step-0/w/c/1/1 is damaged: it has 9 bytes, 160 were written$"):
+        load(tmp_path)
+
+
+@needs_linux
+def test_zarr_names_the_chunk_for_which_no_room_is_left(tmp_path, monkeypatch):
+    zarr = pytest.importorskip("zarr", minversion="3", reason="zarr 3 is not installed")
+
+    def full(self, key, value):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(zarr.Array, "__setitem__", full)
+
+    def program():
+        expected = r"No space left on device: .*/\.step-0-.*/w/c/0$"
+        with pytest.raises(OSError, match=expected) as caught:
+            save(tmp_path, {"w": np.ones(3)}, format="zarr")
+        assert caught.value.errno == errno.ENOSPC
+
+    meshdist.run(program, 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_our_own_checkpoints_do_without_the_index_of_others(tmp_path, capsys):
+    def program():
+        return save(tmp_path, {"a": np.ones(2), "b": np.zeros(3)}, max_file_bytes=8)
+
+    folder = meshdist.run(program, 1)[0]
+    index = folder / "model.safetensors.index.json"
+    index.unlink()
+    assert load(folder)["b"].tolist() == [0, 0, 0]
+    assert main(["verify", str(folder)]) == 1
+    assert f"{index} is missing" in capsys.readouterr().err
 
 
 # ---- The command
@@ -171,9 +209,29 @@ def test_info_lists_the_arrays(saved, capsys):
 
 
 def test_info_does_without_rich(saved, capsys, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "rich.console", None)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
     assert main(["info", str(saved / "step-7")]) == 0
     assert re.search(r"^array +dtype +shape +size +pieces +file$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_info_draws_a_table_on_a_terminal(saved, capsys, monkeypatch):
+    pytest.importorskip("rich", reason="rich is not installed")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["info", str(saved)]) == 0
+    assert re.search(r"│ +own\.rank00001 +│ +int64 ", capsys.readouterr().out)
+
+
+def test_info_writes_a_line_for_each_array_into_a_pipe(tmp_path):
+    names = ["layers.0." + "long" * 30, *(f"n{n:04}" * 30 for n in range(2000))]
+    meshdist.run(lambda: save(tmp_path, dict.fromkeys(names, np.float64(1))), 1)
+    command = [sys.executable, "-m", "meshdist.checkpoint", "info", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [name for name in names if not re.search(rf"^{re.escape(name)} +float64 ", done.stdout, re.MULTILINE)] == []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as piped:
+        assert piped.stdout.readline().startswith("array ")
+        piped.stdout.close()  # as `head -1` does
+        assert piped.stderr.read() == ""
 
 
 def test_verify_names_what_is_damaged(saved, capsys):

@@ -285,6 +285,42 @@ def test_nothing_to_load(tmp_path):
     meshdist.run(program, 2)
 
 
+def test_folders_that_are_no_checkpoints_are_skipped_in_words_and_counted(tmp_path, caplog):
+    def program():
+        save(tmp_path, TREE)
+        save(tmp_path, {"n": 1})
+        if meshdist.get_rank() == 0:
+            (tmp_path / "step-1" / "checkpoint.json").unlink()
+            (tmp_path / "step-50").mkdir()
+        meshdist.barrier()
+        found = load(tmp_path)
+        return found.keys() == TREE.keys(), save(tmp_path, {"n": 2}).name, load(tmp_path)
+
+    assert meshdist.run(program, 2) == [(True, "step-51", {"n": 2})] * 2
+    words = "is skipped as it has no checkpoint.json: remove it, or load it by its own name"
+    assert caplog.messages == [f"{tmp_path / name} {words}" for name in ("step-50", "step-1")]
+    caplog.clear()
+    assert latest(tmp_path).name == "step-51"
+    assert not caplog.messages
+
+
+def test_a_link_to_a_checkpoint_is_removed_and_not_the_checkpoint(tmp_path):
+    elsewhere, runs = tmp_path / "elsewhere", tmp_path / "runs"
+
+    def program():
+        kept = save(elsewhere, {"n": 1}, step=1)
+        if meshdist.get_rank() == 0:
+            runs.mkdir()
+            (runs / "step-1").symlink_to(kept)
+            (runs / ".step-0-0123abcd").symlink_to(kept)  # as a save that was killed leaves one
+        meshdist.barrier()
+        save(runs, {"n": 2}, step=2, keep=1)
+
+    meshdist.run(program, 2)
+    assert [path.name for path in runs.iterdir()] == ["step-2"]
+    assert load(elsewhere) == {"n": 1}
+
+
 def test_what_is_no_checkpoint_is_not_replaced(tmp_path):
     (tmp_path / "step-1").write_text("mine")
     (tmp_path / "step-2").mkdir()

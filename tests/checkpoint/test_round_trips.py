@@ -1,6 +1,8 @@
 """What is saved on one mesh is loaded on another, in every format."""
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from worlds import needs_linux
 
 import meshdist
 from meshdist.checkpoint import CheckpointError, latest, load, per_rank, save
+from meshdist.checkpoint.__main__ import main
 from meshdist.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 MESHES = [((2, 2), (3, 1)), ((1,), (4,)), ((3,), (2,)), ((2, 1, 2), (2, 2))]
@@ -72,7 +75,7 @@ def test_lists_of_values_have_the_length_that_was_saved(tmp_path):
     def program():
         save(tmp_path, {"w": np.ones(2), "losses": [3.0, 2.5], "state": {"rng": {"kind": "PCG64", "seed": [1, (2,)]}}})
         found = load(tmp_path, {"w": np.zeros(2), "losses": [], "state": {"rng": {}}})
-        with pytest.raises(CheckpointError, match="has 'losses', which like lacks on all ranks"):
+        with pytest.raises(CheckpointError, match="has 'losses', which like lacks, or has as None, on all ranks"):
             load(tmp_path, {"w": np.zeros(2), "state": {}})
         return found["losses"], found["state"]
 
@@ -172,6 +175,33 @@ def test_none_stands_for_the_arrays_of_other_ranks(tmp_path):
     assert meshdist.run(program, 2) == [None, [0, 1, 2]]
 
 
+def test_an_array_that_like_has_as_none_on_all_ranks_is_not_dropped(tmp_path):
+    """Optimizers mark state so that they make at their first step."""
+
+    def program():
+        own = per_rank(np.arange(2))
+        save(tmp_path, {"w": np.ones(3), "momentum": {"w": np.full(3, 5.0)}, "own": own, "step": 7})
+        for none, named in (("momentum", "'momentum.w'"), ("own", "'own'")):
+            like = {"w": np.zeros(3), "momentum": {"w": np.zeros(3)}, "own": own, "step": 0, none: None}
+            with pytest.raises(CheckpointError, match=f"step-0 has {named}, which like lacks, or has as None, on all"):
+                load(tmp_path, like)
+            assert load(tmp_path, like, strict=False)[none] is None
+        like = {**like, "own": own, "momentum": {"w": np.zeros(3)} if meshdist.get_rank() else None, "step": None}
+        found = load(tmp_path, like)
+        return found["momentum"] and found["momentum"]["w"].tolist(), found["step"]
+
+    assert meshdist.run(program, 2) == [(None, 7), ([5, 5, 5], 7)]
+
+
+def test_an_array_of_each_rank_that_like_has_as_one_array(tmp_path):
+    def program():
+        save(tmp_path, {"n": per_rank(np.arange(2))})
+        with pytest.raises(CheckpointError, match=r"lacks 'n'; it has 'n.rank00000'; 'n' was saved as per_rank: put"):
+            load(tmp_path, {"n": np.zeros(2, int)})
+
+    meshdist.run(program, 1)
+
+
 def test_none_on_the_first_rank_hides_no_value_of_another(tmp_path):
     def program():
         rank = meshdist.get_rank()
@@ -260,7 +290,10 @@ SAVED = {"w": np.ones((2, 3)), "b": np.ones(2), "n": 1}
         ({**SAVED, "w": np.ones((2, 3), "f")}, r"model.safetensors: array 'w' is float64 .*, but like has float32 of"),
         ({**SAVED, "v": np.ones(1)}, r"step-0 lacks 'v'; it has 'b', 'w'; pass strict=False to leave"),
         ({**SAVED, "m": 1}, "step-0 lacks 'm'"),
-        ({"w": SAVED["w"], "n": 1}, "step-0 has 'b', which like lacks on all ranks; pass strict=False to leave"),
+        ({"w": SAVED["w"], "n": 1}, "step-0 has 'b', which like lacks, or has as None, on all ranks; add it"),
+        ({**SAVED, "b": None}, "step-0 has 'b', which like lacks, or has as None, on all ranks; add it"),
+        ({"w": SAVED["w"], "b": None, "n": None}, "step-0 has 'b', which like lacks, or has as None, on all ranks"),
+        ({**SAVED, "v": None}, "step-0 lacks 'v'"),
         ({**SAVED, "w": 3}, "'w' is an array in .*, and int in like"),
         ({**SAVED, "n": np.ones(1)}, "'n' is the value 1 in .*, and an array in like"),
         ({**SAVED, "r": per_rank(np.ones(1))}, r"lacks 'r.rank00000' \(saved by 2 ranks\)"),
@@ -274,6 +307,19 @@ def test_what_does_not_fit_is_named_on_all_ranks(tmp_path, like, message):
         meshdist.barrier()
 
     meshdist.run(program, 2)
+
+
+def test_a_warning_says_that_nothing_matches(tmp_path, caplog):
+    def program():
+        save(tmp_path, SAVED)
+        for like in ({"w": np.zeros((2, 3)), "m": 1}, {}, {"v": np.zeros(1), "m": 1}):
+            found = load(tmp_path, like, strict=False)
+        return found["v"].tolist()
+
+    assert meshdist.run(program, 2) == [[0.0]] * 2
+    assert [text.partition("/step-0 ")[2] for text in caplog.messages] == [
+        "has nothing of what like has: it has 'b', 'n', 'w', like has 'm', 'v'; load returns the values of like"
+    ]
 
 
 def test_one_rank_alone_asks_for_what_is_missing(tmp_path):
@@ -349,6 +395,31 @@ def test_a_folder_is_named(tmp_path):
     meshdist.run(program, 2)
 
 
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("s3://bucket/run", r"s3:/+bucket/run is a URL \(s3\), and checkpoints are in folders of a file system"),
+        (Path("s3://bucket/run"), r"is a URL \(s3\)"),
+        ("file:///run", r"is a URL \(file\)"),
+        ("~/run", "~/run begins with ~, which only a shell expands: pass os.path.expanduser"),
+    ],
+)
+def test_paths_that_are_not_local_are_refused(tmp_path, monkeypatch, capsys, path, message):
+    monkeypatch.chdir(tmp_path)
+
+    def program():
+        for call in (lambda: save(path, {}), lambda: load(path), lambda: latest(path)):
+            with pytest.raises(ValueError, match=message):
+                call()
+
+    meshdist.run(program, 2)
+    assert main(["info", str(path)]) == 1
+    meshdist.run(lambda: save("C:", {"n": 1}, step=1), 1)
+    assert main(["convert", "C:", str(path)]) == 1
+    assert len(re.findall(message, capsys.readouterr().err)) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["C:"]
+
+
 def test_names_of_any_characters(tmp_path):
     tree = {"a/b": np.ones(1), "..": np.ones(2), "é" * 300: np.ones(3), " ": np.ones(0)}
 
@@ -360,8 +431,47 @@ def test_names_of_any_characters(tmp_path):
         assert meshdist.run(program, 1, args=(format,))[0] == {name: len(array) for name, array in tree.items()}
 
 
-def test_strided_and_swapped_arrays(tmp_path):
-    tree = {"t": np.arange(12).reshape(3, 4).T, "s": np.arange(10)[::3], "b": np.arange(4, dtype=">i4")}
+def test_strided_arrays(tmp_path):
+    tree = {"t": np.arange(12).reshape(3, 4).T, "s": np.arange(10)[::3]}
     meshdist.run(lambda: save(tmp_path, tree), 2)
     for name, array in load(tmp_path).items():
         np.testing.assert_array_equal(array, tree[name])
+
+
+def swapped_tree():
+    """Return plain arrays, DTensors and arrays of each rank in both byte orders."""
+    mesh, tree = mesh_of((2,)), {}
+    for order in "<>":
+        for kind in ("f2", "f4", "f8", "i2", "i4", "i8", "u2", "u4", "u8", "c8", "c16", "b1"):
+            array = np.arange(1, 7).reshape(2, 3).astype(order + kind)
+            tree[order + kind] = {
+                "plain": array,
+                "over": distribute_tensor(array, mesh, [Shard(0)], src_data_rank=None),
+                "own": per_rank(array[meshdist.get_rank()]),
+            }
+    return tree
+
+
+def as_lists(tree):
+    return {
+        name: [of["plain"].tolist(), of["over"].full().tolist(), of["own"].array.tolist()] for name, of in tree.items()
+    }
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("format", FORMATS)
+def test_arrays_in_either_byte_order(tmp_path, format, asynchronous):
+    needs(format)
+
+    def program():
+        tree = swapped_tree()
+        saved = save(tmp_path, tree, format=format, asynchronous=asynchronous)
+        path = saved.wait() if asynchronous else saved
+        whole = load(path)
+        found = {name: [of["plain"].tolist(), of["over"].tolist()] for name, of in whole.items()}
+        expected = as_lists(tree)
+        assert found == {name: lists[:2] for name, lists in expected.items()}
+        for in_place in (False, True):
+            assert as_lists(load(path, swapped_tree(), in_place=in_place)) == expected
+
+    meshdist.run(program, 2)

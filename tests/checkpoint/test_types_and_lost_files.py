@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import meshdist
-from meshdist.checkpoint import load, save
+from meshdist.checkpoint import CheckpointError, load, save
 
 
 class Moments(NamedTuple):
@@ -110,3 +110,19 @@ def test_a_folder_that_has_lost_its_manifest_is_told_from_those_of_others(tmp_pa
     assert {name: array.tolist() for name, array in found.items()} == {"a": [1, 1], "b.c": [0, 1, 2]}
     assert [text.startswith(f"{copied} was written by meshdist.checkpoint.save") for text in caplog.messages] == [True]
     assert "its checkpoint.json is missing" in caplog.text
+
+
+def test_values_that_safetensors_files_cannot_have_are_missing(tmp_path):
+    folder = meshdist.run(lambda: save(tmp_path, {"a": np.ones(2), "epoch": 3}), 1)[0]
+    (folder / "checkpoint.json").unlink()
+    like = {"a": np.zeros(2), "epoch": 7, "lr": [0.1], "bias": None}
+    for path in (folder, folder / "model.safetensors"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"lacks 'epoch', 'lr.0': without checkpoint.json, safetensors files have arrays alone; pass strict=F",
+        ):
+            load(path, like)
+        found = load(path, like, strict=False)
+        assert found["a"].tolist() == [1, 1]
+        assert (found["epoch"], found["lr"], found["bias"]) == (7, [0.1], None)
+        assert load(path, {"a": like["a"], "bias": None})["bias"] is None
