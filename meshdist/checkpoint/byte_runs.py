@@ -32,9 +32,10 @@ def within(index: Index, outer: Index) -> tuple[slice, ...]:
     return tuple(slice(a - start, b - start) for (a, b), (start, _) in zip(index, outer, strict=True))
 
 
-def is_inside(index: Index, outer: Index) -> bool:
-    """Return whether all elements of the block `index` are in the block `outer`."""
-    return all(start <= a and b <= stop for (a, b), (start, stop) in zip(index, outer, strict=True))
+def overlap_of(index: Index, other: Index) -> Index | None:
+    """Return the block of the elements that are in both blocks; None if there are none."""
+    both = tuple((max(a, start), min(b, stop)) for (a, b), (start, stop) in zip(index, other, strict=True))
+    return both if all(start < stop for start, stop in both) else None
 
 
 def run_dim(shape: Sequence[int], index: Index) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+
+Sums: TypeAlias = "tuple[int, int]"  # A and B of a checksum
 
 # Sectors of disks have 512 bytes: a sector that is lost, old or in another's place changes a sum.
 BLOCK_BYTES = 512
@@ -18,7 +20,11 @@ class Checksum:
 
     The bytes, filled up with zeros, are blocks of 64 little-endian 64-bit words. Let `s[i]` be the sum of the words of
     block `i`. The checksum is `A = sum(s[i])` and `B = sum((i + 1) * s[i])`, modulo 2**64: a changed word changes A,
-    and blocks in a different order change B (Fletcher, "An arithmetic checksum for serial transmissions", 1982).
+    and blocks in a different order change B (Fletcher, "An arithmetic checksum for serial transmissions", 1982). Both
+    are linear: the sums of all parts of some bytes, each from the offset of the part, add up to those of the whole.
+
+    Args:
+        begin: The offset of the first byte that will be added.
 
     Example:
         >>> checksum = Checksum()
@@ -27,10 +33,10 @@ class Checksum:
         '38373635343332313837363534333231'
     """
 
-    def __init__(self) -> None:
+    def __init__(self, begin: int = 0) -> None:
         self._sum = self._weighted = 0
-        self._blocks = 0
-        self._rest = np.empty(0, np.uint8)  # what does not fill a block yet
+        self._blocks, before = divmod(begin, BLOCK_BYTES)
+        self._rest = np.zeros(before, np.uint8)  # what does not fill a block yet
 
     def add(self, data: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
         """Add contiguous bytes."""
@@ -54,18 +60,23 @@ class Checksum:
         self._weighted = (self._weighted + int((numbers * sums).sum(dtype=np.uint64))) % 2**64
         self._blocks += len(sums)
 
+    def sums(self) -> Sums:
+        """Return A and B of the bytes so far."""
+        if not self._rest.size:
+            return self._sum, self._weighted
+        padded = np.zeros(BLOCK_BYTES, np.uint8)
+        padded[: self._rest.size] = self._rest
+        rest = int(padded.view("<u8").sum(dtype=np.uint64))
+        return (self._sum + rest) % 2**64, (self._weighted + (self._blocks + 1) * rest) % 2**64
+
     def text(self) -> str:
         """Return A and B of the bytes so far, each as 16 hexadecimal digits."""
-        if self._rest.size:
-            padded = np.zeros(BLOCK_BYTES, np.uint8)
-            padded[: self._rest.size] = self._rest
-            rest, self._rest = self._rest, np.empty(0, np.uint8)
-            before = self._sum, self._weighted, self._blocks
-            self._add_blocks(padded)
-            found = f"{self._sum:016x}{self._weighted:016x}"
-            (self._sum, self._weighted, self._blocks), self._rest = before, rest
-            return found
-        return f"{self._sum:016x}{self._weighted:016x}"
+        return text_of(self.sums())
+
+
+def text_of(sums: Sums) -> str:
+    """Return A and B as a manifest has them."""
+    return "{:016x}{:016x}".format(*sums)
 
 
 def contiguous_parts(array: Any, part_bytes: int = 8 * PART_BYTES) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:

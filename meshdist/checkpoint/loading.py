@@ -12,6 +12,7 @@ import numpy as np
 from meshdist.checkpoint.block_owners import index_at, is_held_once
 from meshdist.checkpoint.manifest import MANIFEST
 from meshdist.checkpoint.opening import Opened
+from meshdist.checkpoint.partial_checksums import PartSums, first_damaged, grid_of
 from meshdist.checkpoint.rank_agreement import CheckpointError, Peers
 from meshdist.checkpoint.saving import Saver
 from meshdist.checkpoint.stored_types import name_of
@@ -99,7 +100,7 @@ def load(
         return results[0]
     asked = peers.together(lambda: wanted.checked_names(like))
     peers.by_first(lambda: wanted.check_rest({name for names in asked for name in names}))
-    peers.together(lambda: results.append(wanted.like(like)))
+    wanted.check_parts(peers.together(lambda: wanted.read_like(like, results)))
     return _with_pending(results[0], like)
 
 
@@ -129,12 +130,22 @@ class _Wanted:
         structure = self._opened.manifest.structure
         return {name: read(name) for name in self._arrays} if structure is None else rebuilt(structure, array)
 
-    def like(self, like: Any) -> Any:
+    def read_like(self, like: Any, results: list[Any]) -> list[PartSums]:
+        """Add what `like` asks for to `results`; return the sums of the pieces that this rank has read in part."""
+
         def array(name: str, leaf: Any) -> Any:
             stored_name = self._stored_name(name, leaf)
             return self._array(stored_name, leaf) if stored_name in self._arrays else leaf
 
-        return filled(like, array, lambda name, leaf: self._values.get(name, leaf), self._values.__contains__)
+        value = lambda name, leaf: self._values.get(name, leaf)  # noqa: E731
+        results.append(filled(like, array, value, self._values.__contains__))
+        return self._opened.parts
+
+    def check_parts(self, by_rank: list[list[PartSums]]) -> None:
+        """Raise CheckpointError on all ranks alike where the parts of a piece are not what was written."""
+        damaged = first_damaged(self._arrays, by_rank)
+        if damaged is not None:
+            raise CheckpointError(f"{self._peers.what}: {self._opened.damage(*damaged)}")
 
     def checked_names(self, like: Any) -> list[str]:
         """Return the names of what `like` asks for; raise CheckpointError if it does not fit the checkpoint.
@@ -268,7 +279,7 @@ class _Wanted:
         if isinstance(leaf, DTensor):
             layout, into = leaf.layout.resolved(), self._memory(leaf.to_local())
             index, shared = index_at(layout, coordinate_in(leaf.mesh)), not is_held_once(layout)
-            block = self._opened.read(name, index, into, shared=shared)
+            block = self._opened.read(name, index, into, shared=shared, grid=grid_of(layout))
             return leaf if into is not None else wrap(as_block(block, leaf.mesh), layout, leaf.mesh)
         array = self._opened.read(name, into=self._memory(leaf), shared=self._peers.size > 1)
         return array[()] if isinstance(leaf, np.generic) else array

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from meshdist.checkpoint import safetensors_files
-from meshdist.checkpoint.byte_runs import Index, is_inside, read_block, whole, within
+from meshdist.checkpoint.byte_runs import Index, overlap_of, read_block, whole, within
 from meshdist.checkpoint.checksum import Checksum, checksum_of
 from meshdist.checkpoint.commit import named_steps
 from meshdist.checkpoint.direct_io import DirectFile, HugePages
 from meshdist.checkpoint.file_access import BINARY, CachedFile, local_path
 from meshdist.checkpoint.manifest import MANIFEST, UNREADABLE, Manifest, StoredArray, check_file_name
+from meshdist.checkpoint.partial_checksums import Grid, PartSums, sums_within
 from meshdist.checkpoint.rank_agreement import CheckpointError
 from meshdist.checkpoint.stored_types import dtype_of, is_known
 from meshdist.runtime.log import RankLog
@@ -47,11 +48,13 @@ class Opened:
     Attributes:
         folder: Where the files are.
         manifest: What is in them.
+        parts: The sums of the pieces of which only a part was read, with what other ranks read.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
+        self.parts: list[PartSums] = []
         self._buffers = HugePages()
 
     @classmethod
@@ -118,7 +121,9 @@ class Opened:
             if zlib.crc32(file.read(min(num_first, nbytes))) != crc:
                 raise CheckpointError(f"{path} is damaged: the checksum of its header does not match")
 
-    def read(self, name: str, index: Index | None = None, into: Any = None, *, shared: bool = False) -> Any:
+    def read(
+        self, name: str, index: Index | None = None, into: Any = None, *, shared: bool = False, grid: Grid | None = None
+    ) -> Any:
         """Return an array, or a block of it.
 
         Args:
@@ -126,6 +131,8 @@ class Opened:
             index: The block; None: all of it.
             into: A NumPy array that becomes the block and is returned; None: a new one.
             shared: Other ranks read the same bytes: all through the page cache, so that the disk is read once.
+            grid: The blocks that the ranks read together: `parts` gets the sums of pieces that are not whole in this
+                one. None: such pieces are not verified.
 
         Raises:
             CheckpointError: It is damaged, as the checksum of a piece shows that lies in the block.
@@ -149,7 +156,7 @@ class Opened:
             # What is read as it was written, as on the same mesh, is summed up on the way.
             checksum = Checksum() if any(piece == index for piece, _ in stored.pieces) else None
             array = self._read_file(path, name, stored, index, into, checksum, shared)
-        self._check(name, array, index, None if checksum is None else checksum.text())
+        self._check(name, array, index, grid, None if checksum is None else checksum.text())
         return array
 
     def _read_file(
@@ -183,25 +190,34 @@ class Opened:
         dtype = dtype_of(stored.dtype).newbyteorder("<")
         return np.memmap(self.folder / stored.file, dtype, "c", stored.offset or 0, stored.shape)
 
-    def _check(self, name: str, array: Any, index: Index, found: str | None) -> None:
-        """Raise CheckpointError where a piece that lies in a block is not as it was written.
+    def _check(self, name: str, array: Any, index: Index, grid: Grid | None, found: str | None) -> None:
+        """Raise CheckpointError where a piece that lies in a block is not as it was written; sum up parts of pieces.
 
         Args:
             name: The array.
             array: The block.
             index: Where it is.
+            grid: The blocks of all ranks; None: other ranks do not read parts.
             found: The checksum of all of it; None: not known.
         """
-        stored = self.manifest.arrays[name]
-        for piece, text in stored.pieces:
-            if not is_inside(piece, index):
-                continue
-            if (found if found is not None and piece == index else checksum_of(array[within(piece, index)])) != text:
-                at = ", ".join(f"{start}:{stop}" for start, stop in piece)
-                raise CheckpointError(
-                    f"{self.folder / stored.file} is damaged: array {name!r} is not what was written, at [{at}]; load"
-                    " another checkpoint"
-                )
+        for number, (piece, text) in enumerate(self.manifest.arrays[name].pieces):
+            part = overlap_of(piece, index)
+            if part == piece:
+                if (
+                    found if found is not None and piece == index else checksum_of(array[within(piece, index)])
+                ) != text:
+                    raise self.damage(name, piece)
+            elif part is not None and grid is not None:
+                sums = sums_within(array[within(part, index)], part, piece)
+                self.parts.append(PartSums(name, number, grid, part, sums))
+
+    def damage(self, name: str, piece: Index) -> CheckpointError:
+        """Return the error of a piece that is not as it was written."""
+        at = ", ".join(f"{start}:{stop}" for start, stop in piece)
+        return CheckpointError(
+            f"{self.folder / self.manifest.arrays[name].file} is damaged: array {name!r} is not what was written, at"
+            f" [{at}]; load another checkpoint"
+        )
 
 
 def _of_index(path: Path) -> Manifest:
