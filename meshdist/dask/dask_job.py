@@ -239,11 +239,8 @@ class _Job:
                 outcome = pending[rank].result(timeout=_FETCH_S)
             except TimeoutError:
                 continue  # its worker ended before it could send the result
-            except (
-                Exception,
-                CancelledError,
-            ) as error:  # of Dask: it was cancelled, or cannot be sent
-                outcome = Failed.of(error)
+            except (Exception, CancelledError) as error:  # of Dask: it was cancelled, or cannot be sent
+                outcome = Failed.of_task(error)
             del pending[rank]
             if isinstance(outcome, RankResult):
                 try:
@@ -273,7 +270,7 @@ class _Job:
             )
         rank, failed = min(self._failed.items(), key=lambda pair: (pair[1].is_consequence, pair[1].time_s))
         error = RankError(
-            f"run: rank {rank} of {ticket.size}, on worker {ticket.workers[rank]}, raised {failed.summary}{stuck}"
+            f"run: rank {rank} of {ticket.size}, on worker {ticket.workers[rank]}, {failed.summary}{stuck}"
             + (f"\n\n{failed.text}" if failed.text else ""),
             rank,
             ticket.workers[rank],

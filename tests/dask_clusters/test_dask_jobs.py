@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -202,6 +203,7 @@ def test_a_cancelled_job_frees_the_workers(client: Any, tmp_path: Path) -> None:
     client.cancel([Future(key, client) for key in keys])
     thread.join(30)
     assert len(failures) == 1
+    assert re.fullmatch(r"run: rank \d of 2, on worker tcp://[\d.:]+, had its task cancelled.*", str(failures[0]))
     assert meshdist.dask.run(client, dask_ranks.sums)[1][0] == 1
 
 
@@ -235,6 +237,18 @@ def test_a_killed_worker_is_named(client: Any) -> None:
         meshdist.dask.run(client, dask_ranks.one_dies)
     assert info.value.rank == 1
     assert info.value.worker in before
+    assert meshdist.dask.run(client, dask_ranks.sums, ranks=RANKS, wait_for_workers=120)[1][0] == 1
+
+
+def test_a_restart_of_all_workers_is_no_failure_of_the_function(client: Any, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(meshdist.dask.run, client, dask_ranks.computes_for_long, str(tmp_path))
+        until(lambda: len(list(tmp_path.iterdir())) == RANKS, "all ranks compute", 60)
+        client.restart(timeout=60)
+        with pytest.raises(
+            meshdist.dask.WorkerLostError, match=r"the worker of rank 0 of 2, tcp://.*, ended, restarted"
+        ):
+            job.result(60)
     assert meshdist.dask.run(client, dask_ranks.sums, ranks=RANKS, wait_for_workers=120)[1][0] == 1
 
 
