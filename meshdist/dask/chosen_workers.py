@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -9,9 +10,13 @@ from typing import Any
 
 from distributed import Client
 
+from meshdist.dask.seat import Use, use_of_worker
 from meshdist.errors import DistError
 from meshdist.system.deadline import Deadline
 from meshdist.system.plurals import counted
+
+# How long a worker has to say whether it is free; its event loop may be blocked.
+_ANSWER_S = 2.0
 
 
 def checked_names(ranks: int | None, names: Iterable[str | int] | None) -> list[str | int] | None:
@@ -48,7 +53,7 @@ def checked_names(ranks: int | None, names: Iterable[str | int] | None) -> list[
 def choose_workers(
     client: Client, ranks: int | None, names: Sequence[str | int] | None, deadline: Deadline
 ) -> list[str]:
-    """Return the addresses of the workers to use, when there are enough and all that are named.
+    """Return the addresses of the workers to use, when there are enough and all that are named; free ones first.
 
     Raises:
         ValueError: Two names mean the same worker.
@@ -79,7 +84,24 @@ def choose_workers(
             "run: the workers of this cluster are threads of the client, and a rank is a process; make it with"
             " LocalCluster(processes=True), or use meshdist.run for ranks that are threads"
         )
-    return sorted(found)[: ranks or len(found)]
+    return sorted(found if ranks in (None, len(found)) else _free_first(client, found)[:ranks])
+
+
+def _free_first(client: Client, workers: Sequence[str]) -> list[str]:
+    async def ask(worker: str) -> Any:
+        try:
+            answers: Any = client.run(use_of_worker, workers=[worker], on_error="return")  # awaitable in the event loop
+            return (await asyncio.wait_for(answers, _ANSWER_S)).get(worker)
+        except asyncio.TimeoutError:  # TimeoutError itself since Python 3.11
+            return Use.BEING_ENDED
+
+    async def ask_all() -> list[Any]:
+        return await asyncio.gather(*map(ask, workers))
+
+    answers: list[Any] = client.sync(ask_all)
+    # A worker that is gone, or cannot import meshdist, is reported when its seat is reserved.
+    uses = [answer if isinstance(answer, Use) else Use.FREE for answer in answers]
+    return [worker for _, worker in sorted(zip(uses, workers, strict=True))]
 
 
 def _named(infos: dict[str, Any], names: Sequence[str | int]) -> dict[Any, Any]:

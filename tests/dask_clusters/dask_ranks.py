@@ -45,6 +45,12 @@ def computes_for_long(directory: str) -> None:
         threading.Event().wait(0.01)
 
 
+def one_is_stuck(fifo: str) -> None:
+    if dist.get_rank() == 0:
+        os.close(os.open(fifo, os.O_RDONLY))  # in native code, until the test opens the other end
+    dist.barrier()
+
+
 def left_overs() -> tuple[bool, list[str], list[str]]:
     threads = [thread.name for thread in threading.enumerate() if "meshdist" in thread.name]
     shared = [str(path) for path in Path("/dev/shm").glob(f"*{os.getpid()}*")]
