@@ -62,10 +62,8 @@ def from_dask(collection: Any, dim: int | None = None) -> Cut:
     if not is_delayed and hasattr(collection, "to_dask_array"):
         collection = _array_of_frame(collection)
     if is_delayed or not all(hasattr(collection, name) for name in ("chunks", "dtype", "rechunk")):
-        raise TypeError(
-            f"from_dask: a {type(collection).__name__} of Dask cannot be a DTensor; pass an array or a dataframe, or"
-            " compute() it first"
-        )
+        kind = "dask.delayed value" if is_delayed else f"{type(collection).__name__} of Dask"
+        raise TypeError(f"from_dask: a {kind} cannot be a DTensor; pass an array or a dataframe, or compute() it first")
     if collection.dtype.kind not in _KINDS:
         raise TypeError(f"from_dask: a DTensor consists of numbers, and the array has dtype {collection.dtype}")
     if collection.ndim == 0:

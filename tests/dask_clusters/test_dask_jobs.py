@@ -110,8 +110,9 @@ def test_what_cannot_be_a_dtensor_is_refused() -> None:
         meshdist.dask.from_dask(np.ones(3))
     with pytest.raises(TypeError, match="a DTensor consists of numbers, and the array has dtype <U1"):
         meshdist.dask.from_dask(da.from_array(np.array(["a"])))
-    with pytest.raises(TypeError, match=r"a Delayed of Dask cannot be a DTensor; .*compute\(\) it first"):
-        meshdist.dask.from_dask(dask.delayed(sum)([1, 2]))
+    for delayed in (dask.delayed(sum)([1, 2]), dask.delayed(5)):
+        with pytest.raises(TypeError, match=r"a dask\.delayed value cannot be a DTensor; .*compute\(\) it first"):
+            meshdist.dask.from_dask(delayed)
     with pytest.raises(ValueError, match="the array has 1 dimension, and no dim 1"):
         meshdist.dask.from_dask(da.arange(3), dim=1)
 
