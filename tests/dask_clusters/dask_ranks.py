@@ -37,6 +37,10 @@ def doubled(x: Any, other: Any) -> tuple[tuple[int, ...], Any, Any, float]:
     return x.to_local().shape, x * 2, other, float(x.sum().full_tensor())
 
 
+def pending_sum(x: Any) -> dict[str, Any]:
+    return {"sum": x.sum(axis=0)}
+
+
 def computes_for_long(directory: str) -> None:
     dist.barrier()
     Path(directory, str(dist.get_rank())).touch()

@@ -94,6 +94,15 @@ def test_an_array_of_one_chunk_is_split(client: Any) -> None:
     np.testing.assert_array_equal(results[1][1].compute(), np.arange(5) * 2)
 
 
+def test_a_pending_sum_is_not_returned(client: Any) -> None:
+    with pytest.raises(meshdist.dask.RankError) as info:
+        meshdist.dask.run(client, dask_ranks.pending_sum, da.ones((4, 2), chunks=(2, 2)))
+    assert str(info.value) == (
+        f"run: rank {info.value.rank} of 2, on worker {info.value.worker}, raised TypeError: a DTensor with placements"
+        " [Partial('sum')] cannot become a Dask array; redistribute it to Shard or Replicate before it is returned"
+    )
+
+
 def test_dataframes_are_their_numbers(client: Any) -> None:
     pandas = pytest.importorskip("pandas")
     dataframe = pytest.importorskip("dask.dataframe")
