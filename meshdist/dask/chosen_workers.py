@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from distributed import Client
@@ -15,8 +15,8 @@ from meshdist.errors import DistError
 from meshdist.system.deadline import Deadline
 from meshdist.system.plurals import counted
 
-# How long a worker has to say whether it is free; its event loop may be blocked.
-_ANSWER_S = 2.0
+# How long a worker has to answer a short question.
+ANSWER_S = 2.0
 
 
 def checked_names(ranks: int | None, names: Iterable[str | int] | None) -> list[str | int] | None:
@@ -88,20 +88,10 @@ def choose_workers(
 
 
 def _free_first(client: Client, workers: Sequence[str]) -> list[str]:
-    async def ask(worker: str) -> Any:
-        try:
-            answers: Any = client.run(use_of_worker, workers=[worker], on_error="return")  # awaitable in the event loop
-            return (await asyncio.wait_for(answers, _ANSWER_S)).get(worker)
-        except asyncio.TimeoutError:  # TimeoutError itself since Python 3.11
-            return Use.BEING_ENDED
-
-    async def ask_all() -> list[Any]:
-        return await asyncio.gather(*map(ask, workers))
-
-    answers: list[Any] = client.sync(ask_all)
+    answers = ask_workers(client, workers, ANSWER_S, use_of_worker)
     # A worker that is gone, or cannot import meshdist, is reported when its seat is reserved.
-    uses = [answer if isinstance(answer, Use) else Use.FREE for answer in answers]
-    return [worker for _, worker in sorted(zip(uses, workers, strict=True))]
+    uses = {worker: answer if isinstance(answer, Use) else Use.FREE for worker, answer in answers.items()}
+    return sorted(workers, key=lambda worker: (uses.get(worker, Use.BEING_ENDED), worker))
 
 
 def _named(infos: dict[str, Any], names: Sequence[str | int]) -> dict[Any, Any]:
@@ -125,6 +115,29 @@ def known_workers(client: Client) -> dict[str, Any]:
     # Client.scheduler_info may have none of them, since the client updates it in between.
     identity: Any = client.sync(scheduler_of(client).identity)
     return {address: {**info, "address": address} for address, info in identity["workers"].items()}
+
+
+def ask_workers(
+    client: Client, workers: Iterable[str], timeout_s: float, function: Callable[..., Any], *args: Any
+) -> dict[str, Any]:
+    """Call a function on workers; return what it has returned or raised, by worker.
+
+    A worker that does not answer in time is left out: code that holds the GIL may block its event loop.
+    """
+
+    async def ask(worker: str) -> dict[str, Any]:
+        running: Any = client.run(function, *args, workers=[worker], on_error="return")  # awaitable in the event loop
+        try:
+            answers: dict[str, Any] = await asyncio.wait_for(running, timeout_s)
+        except asyncio.TimeoutError:  # TimeoutError itself since Python 3.11
+            return {}
+        return answers
+
+    async def ask_all() -> list[dict[str, Any]]:
+        return await asyncio.gather(*map(ask, workers))
+
+    answers: list[dict[str, Any]] = client.sync(ask_all)
+    return {worker: answer for each in answers for worker, answer in each.items()}
 
 
 def scheduler_of(client: Client) -> Any:

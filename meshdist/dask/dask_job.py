@@ -14,7 +14,14 @@ from dask.base import is_dask_collection
 from distributed import Client, Future, MultiLock, wait
 
 from meshdist.arrays.trees import exchanged, values_in
-from meshdist.dask.chosen_workers import checked_names, choose_workers, known_workers, scheduler_of
+from meshdist.dask.chosen_workers import (
+    ANSWER_S,
+    ask_workers,
+    checked_names,
+    choose_workers,
+    known_workers,
+    scheduler_of,
+)
 from meshdist.dask.job_errors import Failed, RankError, WorkerLostError
 from meshdist.dask.partitions import BlockOf, Cut, Kept, Partitions, from_dask
 from meshdist.dask.returned_arrays import dask_arrays
@@ -28,6 +35,7 @@ _LOOK_S = 0.5
 # How long the other ranks have to raise, after one has failed, before they are ended; and how long that may take.
 _RAISE_S = 1.0
 _END_S = 5.0
+_SEAT_S = 15.0  # longer than a worker waits for the rank before
 _FETCH_S = 600.0
 _FIRST = 1000  # the priority of ranks: before the other tasks of their workers
 
@@ -192,10 +200,16 @@ class _Job:
             )
 
     def _reserve_seats(self) -> int:
-        answers = self._client.run(reserve_seat, self._ticket, workers=list(self._ticket.workers), on_error="return")
+        answers = ask_workers(self._client, self._ticket.workers, _SEAT_S, reserve_seat, self._ticket)
         port, processes = None, dict[tuple[str, int], str]()
         for rank, worker in enumerate(self._ticket.workers):
-            answer = answers.get(worker)
+            if worker not in answers:
+                raise DistError(
+                    f"run: worker {worker} cannot start rank {rank}: it has not answered for {_SEAT_S:g} s; is it busy"
+                    " with native code that holds the GIL? Restart it, or ask for as many ranks as there are other"
+                    " workers"
+                )
+            answer = answers[worker]
             if isinstance(answer, ModuleNotFoundError):
                 raise DistError(f"run: worker {worker} cannot import what the job needs: {answer}; install it there")
             if not isinstance(answer, Reserved):
@@ -289,7 +303,7 @@ class _Job:
         if self._end is not None:
             return self._end
         workers = [self._ticket.workers[rank] for rank in ranks]
-        self._client.run(end_seat, self._ticket.job, workers=workers, on_error="ignore")
+        ask_workers(self._client, workers, ANSWER_S, end_seat, self._ticket.job)
         self._end = Deadline(_END_S)
         return self._end
 
@@ -304,5 +318,5 @@ class _Job:
                 with suppress(TimeoutError, CancelledError):
                     wait(list(pending.values()), timeout=max(0.01, end.remaining_s()))
             workers = [worker for worker in self._ticket.workers if worker in alive]
-            self._client.run(drop_seat, self._ticket.job, workers=workers, on_error="ignore")
+            ask_workers(self._client, workers, ANSWER_S, drop_seat, self._ticket.job)
             self._client.cancel(self._futures)

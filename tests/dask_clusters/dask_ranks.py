@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -49,9 +50,9 @@ def computes_for_long(directory: str) -> None:
         threading.Event().wait(0.01)
 
 
-def one_is_stuck(fifo: str) -> None:
-    if dist.get_rank() == 0:
-        os.close(os.open(fifo, os.O_RDONLY))  # in native code, until the test opens the other end
+def one_is_stuck(fifo: str, rank: int, holds_gil: bool) -> None:
+    if dist.get_rank() == rank:  # in native code, until the test opens the other end
+        os.close(ctypes.PyDLL(None).open(fifo.encode(), os.O_RDONLY) if holds_gil else os.open(fifo, os.O_RDONLY))
     dist.barrier()
 
 

@@ -262,15 +262,21 @@ def test_a_restart_of_all_workers_is_no_failure_of_the_function(client: Any, tmp
     assert meshdist.dask.run(client, dask_ranks.sums, ranks=RANKS, wait_for_workers=120)[1][0] == 1
 
 
-def test_a_stuck_worker_is_left_out_where_others_are_free(client: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rank", "holds_gil", "why"),
+    [(0, False, "still runs rank 0 of an earlier job"), (1, True, "has not answered for 15 s")],
+)
+def test_a_stuck_worker_is_left_out_where_others_are_free(
+    client: Any, tmp_path: Path, rank: int, holds_gil: bool, why: str
+) -> None:
     fifo = str(tmp_path / "fifo")
     os.mkfifo(fifo)
-    with pytest.raises(meshdist.dask.RankError, match=r"timed out after 1 s waiting for rank 0") as info:
-        meshdist.dask.run(client, dask_ranks.one_is_stuck, fifo, timeout=1)
-    stuck = re.findall(r"; rank 0, on (tcp://[\d.:]+), could not be ended", str(info.value))
-    assert stuck == [min(client.scheduler_info()["workers"])]  # the first that a job takes if all are free
+    with pytest.raises(meshdist.dask.RankError, match=rf"timed out after 1 s waiting for rank {rank}") as info:
+        meshdist.dask.run(client, dask_ranks.one_is_stuck, fifo, rank, holds_gil, timeout=1)
+    stuck = re.findall(rf"; rank {rank}, on (tcp://[\d.:]+), could not be ended", str(info.value))
+    assert stuck == [sorted(client.scheduler_info()["workers"])[rank]]  # a job takes the first one if all are free
     assert meshdist.dask.run(client, dask_ranks.sums, ranks=1) == [(0, [0.0, 0.0])]
-    with pytest.raises(dist.DistError, match=rf"worker {stuck[0]} cannot start rank 0: it still runs rank 0 of"):
+    with pytest.raises(dist.DistError, match=rf"worker {stuck[0]} cannot start rank {rank}: it {why}"):
         meshdist.dask.run(client, dask_ranks.sums)
     os.close(os.open(fifo, os.O_WRONLY))
     assert meshdist.dask.run(client, dask_ranks.sums)[1][0] == 1
