@@ -7,6 +7,7 @@ Batches follow from the number of the step, so the losses are the same as in an 
 """
 
 import argparse
+import os
 import signal
 from pathlib import Path
 from types import FrameType
@@ -75,6 +76,8 @@ def main() -> None:
     step = train(Path(args.checkpoint), args.steps, args.save_every, time_up)
     if dist.get_rank() == 0:
         print(f"{step} of {args.steps} steps are done")
+        if step < args.steps and "REQUEUE_FILE" in os.environ:
+            Path(os.environ["REQUEUE_FILE"]).touch()  # asks slurm_requeue.sbatch to start the job again
     dist.destroy_process_group()
 
 

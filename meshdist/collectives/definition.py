@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overlo
 from meshdist import core
 from meshdist.collectives.dataflow import Dataflow
 from meshdist.runtime.call import Algorithm, Call, CollectiveSpec, CompositionSpec
-from meshdist.system.name_hints import explain, never_began
+from meshdist.system.name_hints import explain, explaining, never_began
 
 if TYPE_CHECKING:
     from meshdist.runtime.interfaces import Group, HasGroup
@@ -42,6 +42,11 @@ else:
 core.explain_type_errors(explain)
 
 
+def _explained(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a function whose errors name the argument that was meant, where the core does not see to that."""
+    return explaining(function) if core.module is None else function
+
+
 class GroupFunction(_Calling, Generic[P, R]):
     """A function with a `group` parameter that is also a method of groups and meshes.
 
@@ -62,7 +67,7 @@ class GroupFunction(_Calling, Generic[P, R]):
     else:
 
         def __new__(cls, function, *args, **kwargs):
-            return super().__new__(cls, cls.flat(function))
+            return super().__new__(cls, _explained(cls.flat(function)))
 
     def __init__(self, function: Callable[P, R]) -> None:
         update_wrapper(self, function)
@@ -131,7 +136,7 @@ class BoundFunction(_Calling):
 def known_to_core(method: Callable[..., R]) -> Callable[..., R]:
     """Return a function bound to a group whose calls the core makes again, if they were made before."""
     if core.module is None:
-        return method
+        return _explained(method)
     bound: Any = BoundFunction(method)
     return cast("Callable[..., R]", update_wrapper(bound, method))
 

@@ -154,7 +154,7 @@ def compare_by_identity(kind: type[T]) -> type[T]:
 
 
 def explain_type_errors(explain: Callable[[Callable[..., Any], TypeError], object]) -> None:
-    """Have `explain(function, error)` add to the message of a TypeError of a Function; without the core, none is."""
+    """Have `explain(function, error)` add to the message of a TypeError of a Function; nothing without the core."""
     if module is not None:
         module.explain_type_errors(explain)
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from distributed import Client
 
+from meshdist.dask.seat import Use, use_of_worker
 from meshdist.errors import DistError
 from meshdist.system.deadline import Deadline
 from meshdist.system.plurals import counted
+
+# How long a worker has to answer a short question.
+ANSWER_S = 2.0
 
 
 def checked_names(ranks: int | None, names: Iterable[str | int] | None) -> list[str | int] | None:
@@ -48,7 +53,7 @@ def checked_names(ranks: int | None, names: Iterable[str | int] | None) -> list[
 def choose_workers(
     client: Client, ranks: int | None, names: Sequence[str | int] | None, deadline: Deadline
 ) -> list[str]:
-    """Return the addresses of the workers to use, when there are enough and all that are named.
+    """Return the addresses of the workers to use, when there are enough and all that are named; free ones first.
 
     Raises:
         ValueError: Two names mean the same worker.
@@ -79,7 +84,14 @@ def choose_workers(
             "run: the workers of this cluster are threads of the client, and a rank is a process; make it with"
             " LocalCluster(processes=True), or use meshdist.run for ranks that are threads"
         )
-    return sorted(found)[: ranks or len(found)]
+    return sorted(found if ranks in (None, len(found)) else _free_first(client, found)[:ranks])
+
+
+def _free_first(client: Client, workers: Sequence[str]) -> list[str]:
+    answers = ask_workers(client, workers, ANSWER_S, use_of_worker)
+    # A worker that is gone, or cannot import meshdist, is reported when its seat is reserved.
+    uses = {worker: answer if isinstance(answer, Use) else Use.FREE for worker, answer in answers.items()}
+    return sorted(workers, key=lambda worker: (uses.get(worker, Use.BEING_ENDED), worker))
 
 
 def _named(infos: dict[str, Any], names: Sequence[str | int]) -> dict[Any, Any]:
@@ -103,6 +115,29 @@ def known_workers(client: Client) -> dict[str, Any]:
     # Client.scheduler_info may have none of them, since the client updates it in between.
     identity: Any = client.sync(scheduler_of(client).identity)
     return {address: {**info, "address": address} for address, info in identity["workers"].items()}
+
+
+def ask_workers(
+    client: Client, workers: Iterable[str], timeout_s: float, function: Callable[..., Any], *args: Any
+) -> dict[str, Any]:
+    """Call a function on workers; return what it has returned or raised, by worker.
+
+    A worker that does not answer in time is left out: code that holds the GIL may block its event loop.
+    """
+
+    async def ask(worker: str) -> dict[str, Any]:
+        running: Any = client.run(function, *args, workers=[worker], on_error="return")  # awaitable in the event loop
+        try:
+            answers: dict[str, Any] = await asyncio.wait_for(running, timeout_s)
+        except asyncio.TimeoutError:  # TimeoutError itself since Python 3.11
+            return {}
+        return answers
+
+    async def ask_all() -> list[dict[str, Any]]:
+        return await asyncio.gather(*map(ask, workers))
+
+    answers: list[dict[str, Any]] = client.sync(ask_all)
+    return {worker: answer for each in answers for worker, answer in each.items()}
 
 
 def scheduler_of(client: Client) -> Any:

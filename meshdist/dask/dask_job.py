@@ -14,7 +14,14 @@ from dask.base import is_dask_collection
 from distributed import Client, Future, MultiLock, wait
 
 from meshdist.arrays.trees import exchanged, values_in
-from meshdist.dask.chosen_workers import checked_names, choose_workers, known_workers, scheduler_of
+from meshdist.dask.chosen_workers import (
+    ANSWER_S,
+    ask_workers,
+    checked_names,
+    choose_workers,
+    known_workers,
+    scheduler_of,
+)
 from meshdist.dask.job_errors import Failed, RankError, WorkerLostError
 from meshdist.dask.partitions import BlockOf, Cut, Kept, Partitions, from_dask
 from meshdist.dask.returned_arrays import dask_arrays
@@ -27,7 +34,8 @@ from meshdist.system.deadline import DEFAULT_TIMEOUT_S, Deadline, Timeout, secon
 _LOOK_S = 0.5
 # How long the other ranks have to raise, after one has failed, before they are ended; and how long that may take.
 _RAISE_S = 1.0
-_END_S = 10.0
+_END_S = 5.0
+_SEAT_S = 15.0  # longer than a worker waits for the rank before
 _FETCH_S = 600.0
 _FIRST = 1000  # the priority of ranks: before the other tasks of their workers
 
@@ -58,7 +66,8 @@ def run(
         fn: The function, which the workers must be able to import, or which cloudpickle can send.
         args: Its arguments, the same for all ranks.
         ranks: How many; None: as many as there are workers.
-        workers: The addresses or names of the workers to choose from, each once; None: all.
+        workers: The addresses or names of the workers to choose from, each once; None: all. Those without a rank of
+            another job are chosen first.
         backend: The backend of the world, as in `init_process_group`.
         timeout: How long calls in `fn` wait for other ranks, as in `init_process_group`. 30 minutes if None.
         start_timeout: How long to wait for the workers to be free, and for the ranks to meet. 30 minutes if None.
@@ -160,6 +169,7 @@ class _Job:
         self._returned: dict[int, Any] = {}
         self._failed: dict[int, Failed] = {}
         self._lost: list[int] = []
+        self._end: Deadline | None = None  # when ranks that were asked to end are given up
 
     def start(self, fn: Callable[..., Any], given: tuple[Any, Any], partitions: dict[Cut, Partitions]) -> None:
         """Start one task on each worker, once all have a seat; `given` are the function's args and kwargs."""
@@ -190,10 +200,16 @@ class _Job:
             )
 
     def _reserve_seats(self) -> int:
-        answers = self._client.run(reserve_seat, self._ticket, workers=list(self._ticket.workers), on_error="return")
+        answers = ask_workers(self._client, self._ticket.workers, _SEAT_S, reserve_seat, self._ticket)
         port, processes = None, dict[tuple[str, int], str]()
         for rank, worker in enumerate(self._ticket.workers):
-            answer = answers.get(worker)
+            if worker not in answers:
+                raise DistError(
+                    f"run: worker {worker} cannot start rank {rank}: it has not answered for {_SEAT_S:g} s; is it busy"
+                    " with native code that holds the GIL? Restart it, or ask for as many ranks as there are other"
+                    " workers"
+                )
+            answer = answers[worker]
             if isinstance(answer, ModuleNotFoundError):
                 raise DistError(f"run: worker {worker} cannot import what the job needs: {answer}; install it there")
             if not isinstance(answer, Reserved):
@@ -213,18 +229,13 @@ class _Job:
     def results(self) -> list[Any]:
         """Return what the ranks returned, or raise the first failure."""
         pending = dict(enumerate(self._futures))
-        end: Deadline | None = None
-        has_asked = False
-        while pending:
-            self._wait(pending, _LOOK_S if end is None else end.slice_s(0.1))
-            if not (self._failed or self._lost):
-                continue
-            end = end or Deadline(_RAISE_S + _END_S)
-            if pending and not has_asked and end.remaining_s() < _END_S:
-                self._ask_to_end(pending)
-                has_asked = True
-            if end.expired():
-                break
+        raising: Deadline | None = None
+        while pending and not (self._end is not None and self._end.expired()):
+            self._wait(pending, _LOOK_S if raising is None else 0.1)
+            if self._failed or self._lost:
+                raising = raising or Deadline(_RAISE_S)
+                if pending and raising.expired():
+                    self._ask_to_end(pending)
         if self._failed or self._lost:
             raise self._first_failure(pending)
         results = [self._returned[rank] for rank in range(self._ticket.size)]
@@ -239,11 +250,8 @@ class _Job:
                 outcome = pending[rank].result(timeout=_FETCH_S)
             except TimeoutError:
                 continue  # its worker ended before it could send the result
-            except (
-                Exception,
-                CancelledError,
-            ) as error:  # of Dask: it was cancelled, or cannot be sent
-                outcome = Failed.of(error)
+            except (Exception, CancelledError) as error:  # of Dask: it was cancelled, or cannot be sent
+                outcome = Failed.of_task(error)
             del pending[rank]
             if isinstance(outcome, RankResult):
                 try:
@@ -273,7 +281,7 @@ class _Job:
             )
         rank, failed = min(self._failed.items(), key=lambda pair: (pair[1].is_consequence, pair[1].time_s))
         error = RankError(
-            f"run: rank {rank} of {ticket.size}, on worker {ticket.workers[rank]}, raised {failed.summary}{stuck}"
+            f"run: rank {rank} of {ticket.size}, on worker {ticket.workers[rank]}, {failed.summary}{stuck}"
             + (f"\n\n{failed.text}" if failed.text else ""),
             rank,
             ticket.workers[rank],
@@ -290,9 +298,14 @@ class _Job:
             priority=_FIRST,
         )
 
-    def _ask_to_end(self, ranks: dict[int, Future]) -> None:
+    def _ask_to_end(self, ranks: dict[int, Future]) -> Deadline:
+        """Have ranks end, once; return when they are given up."""
+        if self._end is not None:
+            return self._end
         workers = [self._ticket.workers[rank] for rank in ranks]
-        self._client.run(end_seat, self._ticket.job, workers=workers, on_error="ignore")
+        ask_workers(self._client, workers, ANSWER_S, end_seat, self._ticket.job)
+        self._end = Deadline(_END_S)
+        return self._end
 
     def leave(self) -> None:
         """End the ranks that still run, wait for them, and give back the seats."""
@@ -301,9 +314,9 @@ class _Job:
             alive = known_workers(self._client)
             pending = {rank: each for rank, each in pending.items() if self._ticket.workers[rank] in alive}
             if pending:
-                self._ask_to_end(pending)
+                end = self._ask_to_end(pending)
                 with suppress(TimeoutError, CancelledError):
-                    wait(list(pending.values()), timeout=_END_S)
+                    wait(list(pending.values()), timeout=max(0.01, end.remaining_s()))
             workers = [worker for worker in self._ticket.workers if worker in alive]
-            self._client.run(drop_seat, self._ticket.job, workers=workers, on_error="ignore")
+            ask_workers(self._client, workers, ANSWER_S, drop_seat, self._ticket.job)
             self._client.cancel(self._futures)

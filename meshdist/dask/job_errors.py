@@ -5,7 +5,8 @@ from __future__ import annotations
 import pickle
 import time
 import traceback
-from dataclasses import dataclass, field
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshdist.errors import DistError
@@ -46,11 +47,11 @@ class Failed:
     """What a rank returns that raised.
 
     Attributes:
-        summary: The exception in one line.
+        summary: What happened to the rank: that it raised, with the exception in one line.
         text: The traceback, from the function of the user on; empty if the error is not from there.
         pickled: The exception; None if it cannot be pickled.
         is_consequence: It follows from the failure of another rank.
-        worker_is_new: The worker is not the one that the job reserved, but has its address.
+        worker_is_new: The worker that the job reserved was restarted.
         time_s: When, by the clock of the worker's host.
     """
 
@@ -71,7 +72,16 @@ class Failed:
             pickle.loads(pickle.dumps(error))
         except Exception:  # whatever the exception's own code raises
             pickled = None
-        return Failed(summary, text, pickled, is_consequence or follows_from_peer(error))
+        return Failed(f"raised {summary}", text, pickled, is_consequence or follows_from_peer(error))
+
+    @staticmethod
+    def of_task(error: BaseException) -> Failed:
+        """Return why Dask has no result of the rank's task."""
+        if not isinstance(error, CancelledError):
+            return Failed.of(error)
+        reason = getattr(error, "reason", "unknown")  # older versions of Dask give none
+        what = "had its task cancelled" + ("" if reason == "unknown" else f": {reason}")
+        return replace(Failed.of(error), summary=what, text="", worker_is_new=reason == "scheduler-restart")
 
     @property
     def cause(self) -> BaseException | None:

@@ -17,7 +17,7 @@ from dask.base import is_dask_collection
 from dask.delayed import Delayed
 from distributed import Client, Future, futures_of, wait
 
-from meshdist.arrays.trees import exchanged
+from meshdist.arrays.trees import exchanged, values_in
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.system.plurals import counted
 from meshdist.tensor import DTensor, Partial, Shard
@@ -62,10 +62,8 @@ def from_dask(collection: Any, dim: int | None = None) -> Cut:
     if not is_delayed and hasattr(collection, "to_dask_array"):
         collection = _array_of_frame(collection)
     if is_delayed or not all(hasattr(collection, name) for name in ("chunks", "dtype", "rechunk")):
-        raise TypeError(
-            f"from_dask: a {type(collection).__name__} of Dask cannot be a DTensor; pass an array or a dataframe, or"
-            " compute() it first"
-        )
+        kind = "dask.delayed value" if is_delayed else f"{type(collection).__name__} of Dask"
+        raise TypeError(f"from_dask: a {kind} cannot be a DTensor; pass an array or a dataframe, or compute() it first")
     if collection.dtype.kind not in _KINDS:
         raise TypeError(f"from_dask: a DTensor consists of numbers, and the array has dtype {collection.dtype}")
     if collection.ndim == 0:
@@ -214,15 +212,16 @@ def keep_blocks(result: Any, blocks: list[Any]) -> Any:
     Raises:
         TypeError: A DTensor is a pending reduction.
     """
+    for value in values_in(result):
+        if isinstance(value, DTensor) and any(isinstance(placement, Partial) for placement in value.placements):
+            raise TypeError(
+                f"a DTensor with placements {list(value.placements)} cannot become a Dask array; redistribute it to"
+                " Shard or Replicate before it is returned"
+            )
 
     def keep(value: Any) -> Any:
         if not isinstance(value, DTensor):
             return value
-        if any(isinstance(placement, Partial) for placement in value.placements):
-            raise TypeError(
-                f"run: a DTensor with placements {list(value.placements)} cannot become a Dask array; redistribute it"
-                " to Shard or Replicate first"
-            )
         coordinate = value.mesh.get_coordinate()
         assert coordinate is not None
         blocks.append(np.array(value.to_local()))

@@ -13,6 +13,7 @@ import pickle
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
 import cloudpickle
@@ -66,6 +67,14 @@ class Reserved:
     refusal: str | None = None
 
 
+class Use(IntEnum):
+    """What a worker does for the package; of two workers, a job takes the one with less of it."""
+
+    FREE = 0
+    HAS_RANK = 1  # of a job that may end soon
+    BEING_ENDED = 2  # a rank that was told to end, and may be stuck
+
+
 class Seat:
     """The place of one rank on a worker."""
 
@@ -94,6 +103,11 @@ class Seat:
         if self.store is not None and not self.is_running:
             self.store.close()
         self.blocks.clear()
+
+    @property
+    def use(self) -> Use:
+        """What the worker does as long as it has this seat."""
+        return Use.BEING_ENDED if self.is_running and self._ending.is_set() else Use.HAS_RANK
 
     def end(self) -> None:
         """Have the rank end soon: its calls raise, and then its code."""
@@ -203,6 +217,11 @@ def _seats(worker: Worker) -> dict[str, Seat]:
     return seats
 
 
+def use_of_worker(dask_worker: Any) -> Use:
+    """Return what this worker does."""
+    return max((seat.use for seat in _seats(dask_worker).values()), default=Use.FREE)
+
+
 async def reserve_seat(ticket: Ticket, dask_worker: Any) -> Reserved:
     """Reserve a seat on this worker; the worker of rank 0 hosts the store."""
     process, seats = (get_address_host(dask_worker.address), os.getpid()), _seats(dask_worker)
@@ -212,7 +231,10 @@ async def reserve_seat(ticket: Ticket, dask_worker: Any) -> Reserved:
         while old.is_running and not deadline.expired():
             await asyncio.sleep(deadline.slice_s(0.02))
         if old.is_running:
-            words = f"still runs rank {old.rank} of an earlier job, which could not be ended; restart the worker"
+            words = (
+                f"still runs rank {old.rank} of an earlier job, which could not be ended; restart the worker, or ask"
+                " for as many ranks as there are other workers"
+            )
             return Reserved(process, None, words)
         seats.pop(job).discard()
     if world_in(current_slot()) is not None:

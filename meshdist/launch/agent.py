@@ -74,15 +74,14 @@ def launch(settings: Settings) -> int:
             nodes = _nodes(settings, interrupts)
             stack.callback(nodes.close)
             dashboard = stack.enter_context(_dashboard()) if settings.dashboard else None
-            num_restarts, num_counted = nodes.first_start, 0
+            num_restarts = nodes.first_start
             while True:
                 verdict = _run(settings, nodes, interrupts, num_restarts, dashboard)
                 if not verdict.is_restart:
                     return verdict.status
                 num_restarts += 1
-                num_counted += verdict.is_counted
-                count = f"restart {num_counted} of at most {settings.max_restarts}" if verdict.is_counted else ""
-                report(f"starting all ranks again, {count or 'as the hosts have changed'}")
+                count = f"restart {nodes.num_failed_starts} of at most {settings.max_restarts}"
+                report(f"starting all ranks again, {count if verdict.is_counted else 'as the hosts have changed'}")
         except SignalledError:
             number = interrupts.take()[0]
             if nodes is not None:

@@ -64,16 +64,8 @@ class JobStatus(NamedTuple):
             return f"job at {self.address}: {num_ranks}, not started by meshrun"
         first = self.nodes[0]
         lasts = duration(time.time() - min(node.started_s for node in self.nodes))
-        number, most = first.num_restarts, first.max_restarts
-        restarts = f"restart {number}" if number else "no restarts"
-        if most and number > most:
-            restarts += f" (at most {most}, besides those for changes of hosts)"
-        elif most:
-            restarts += f" of at most {most}" if number else f" yet, at most {most}"
-        return (
-            f"job {first.run_id}: {num_ranks} on {counted(first.num_nodes, 'host')}, {restarts},"
-            f" for {lasts}: {first.command}"
-        )
+        hosts = counted(first.num_nodes, "host")
+        return f"job {first.run_id}: {num_ranks} on {hosts}, {_restarts(first)}, for {lasts}: {first.command}"
 
     def lines(self, width: int = 0) -> list[str]:
         """Return the job as lines of plain text: headline, table of ranks, files of output.
@@ -94,6 +86,15 @@ class JobStatus(NamedTuple):
             names = (name.replace(f"rank{entry.rank}.", "rankN.", 1) for _, name in paths)
             alike.setdefault(f"{' and '.join(names)} in {paths[0][0]}", []).append(entry.rank)
         return [f"output of {ranks_text(sorted(ranks))}: {where}" for where, ranks in alike.items()]
+
+
+def _restarts(node: NodeEntry) -> str:
+    number, most = node.num_failed_starts, node.max_restarts
+    restarts = f"restart {number} of at most {most}" if number else "no restarts"
+    if most and not number:
+        restarts += f" yet, at most {most}"
+    changes = node.num_restarts - number
+    return restarts + (f", hosts changed {counted(changes, 'time')}" if changes else "")
 
 
 def _fitting(widths: list[int], width: int) -> list[int]:

@@ -147,6 +147,7 @@ class Nodes(ABC):
     num_nodes = 1
     launcher = 0  # how many launchers came before this one
     first_start = 0  # the start of the ranks with which this launcher began
+    num_failed_starts = 0  # how many of the restarts so far --max-restarts counts
 
     @abstractmethod
     def begin(self, num_restarts: int) -> Job:
@@ -212,7 +213,9 @@ class OneNode(Nodes):
         self._store = TCPStore(*self._address, is_master=True, wait_for_workers=False, secret=secret.encode())
         job = new_job(self._num_ranks, secret, self._address[0], self._store.port, self._run_id)
         self._run_id = job.run_id
-        return job._replace(num_restarts=num_restarts, max_restarts=self._max_restarts)
+        return job._replace(
+            num_restarts=num_restarts, num_failed_starts=self.num_failed_starts, max_restarts=self._max_restarts
+        )
 
     @property
     def ranks_store(self) -> Store:
@@ -231,7 +234,9 @@ class OneNode(Nodes):
 
     def conclude(self, report: Report) -> Verdict:
         self._num_ranks = report.num_ranks or self._num_ranks
-        return judge([report], self._num_restarts < self._max_restarts)
+        verdict = judge([report], self.num_failed_starts < self._max_restarts)
+        self.num_failed_starts += verdict.is_counted
+        return verdict
 
     def close(self) -> None:
         if self._store is not None:

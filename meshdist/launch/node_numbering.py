@@ -41,6 +41,7 @@ class Plan(NamedTuple):
     run_id: str = ""
     nonce: str = ""  # tells this run from others with the same secret
     max_restarts: int = 0  # how often all ranks are restarted after a failure
+    num_failed_starts: int = 0  # how often they were
     leader: int = 0  # the launcher that keeps the stores
     problem: str = ""  # why there is no job, empty if there is one
 

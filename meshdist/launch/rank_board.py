@@ -39,6 +39,7 @@ class NodeEntry(NamedTuple):
     command: str
     world_size: int
     num_restarts: int
+    num_failed_starts: int  # those of them that count; the others are changes of hosts
     max_restarts: int
     started_s: float  # seconds since 1970
     endpoint: str  # where the launchers meet; empty for one host
@@ -70,6 +71,7 @@ class RankBoard:
             " ".join(command),
             job.world_size,
             job.num_restarts,
+            job.num_failed_starts,
             job.max_restarts,
             time.time(),
             endpoint,

@@ -56,7 +56,6 @@ class SeveralNodes(Nodes):
         self._master_port = master_port
         self._timeout_s = 2 * grace_s + _REPORTS_S
         self._num_restarts = met.start
-        self._num_failed_starts = 0  # in the launcher that leads
         self._ranks_store: TCPStore | None = None
         self._stop: Stop | None = None
         self._is_stopped = threading.Event()
@@ -72,6 +71,7 @@ class SeveralNodes(Nodes):
         self._plan = plan
         self._names.update((launcher, plan.hosts[node]) for node, launcher in enumerate(plan.launchers))
         self.node, self.num_nodes = plan.launchers.index(self.launcher), len(plan.launchers)
+        self.num_failed_starts = plan.num_failed_starts
 
     def begin(self, num_restarts: int) -> Job:
         """Return the ranks to start here, with a new store and a new secret at each start."""
@@ -105,6 +105,7 @@ class SeveralNodes(Nodes):
             node=self.node,
             num_nodes=self.num_nodes,
             num_restarts=num_restarts,
+            num_failed_starts=plan.num_failed_starts,
             max_restarts=plan.max_restarts,
         )
 
@@ -131,6 +132,7 @@ class SeveralNodes(Nodes):
                 num_ranks=[self._num_ranks.get(each) or cards[each].num_ranks for each in launchers],
                 hosts=[cards[each].host if each in cards else hosts[each] for each in launchers],
                 problem=problem,
+                num_failed_starts=self.num_failed_starts,
             )
             publish(self._store, start, plan, sorted(set(launchers) - set(before.launchers)))
         if plan.problem:
@@ -176,6 +178,7 @@ class SeveralNodes(Nodes):
         except DistNetworkError as error:
             return Verdict(False, 1, self._plan.leader, problem=report.problem or self._store_lost(error))
         self._verdict = verdict
+        self.num_failed_starts += verdict.is_counted
         return verdict._replace(is_restart=verdict.is_restart and self.launcher not in verdict.leaving)
 
     def close(self) -> None:
@@ -327,12 +330,11 @@ class SeveralNodes(Nodes):
                 reports[-1] = reports[-1]._replace(problem=self._stop.problem)  # in its own words
         self._num_ranks = {report.launcher: report.num_ranks for report in reports}
         first = None if self._stop is None else self._stop.launcher
-        may_restart = self._num_failed_starts < plan.max_restarts
+        may_restart = self.num_failed_starts < plan.max_restarts
         if self._met.arrivals is None:
             verdict = judge(reports, may_restart, first)
         else:
             least = self._met.rendezvous.least_nodes or 1
             has_newcomers = bool(self._stop is not None and self._stop.newcomers)
             verdict = judge_elastic(reports, may_restart, self.launcher, least, has_newcomers, first)
-        self._num_failed_starts += verdict.is_counted
         return verdict

@@ -32,6 +32,7 @@ class Job(NamedTuple):
     node: int = 0  # the number of this host
     num_nodes: int = 1
     num_restarts: int = 0  # the number of starts before this one
+    num_failed_starts: int = 0  # those that count as restarts; after the others, the hosts changed
     max_restarts: int = 0
 
     @property

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,12 +12,14 @@ import ray
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
 from meshdist.errors import DistTimeoutError
-from meshdist.system.deadline import Deadline
+from meshdist.system.deadline import Deadline, Reminder
 from meshdist.system.plurals import counted
 
+_log = logging.getLogger("meshdist")
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _SLICE_S = 1.0
 _PAUSE_S = 0.02
+_ROUNDING = 1e-6  # three ranks with 0.1 each fit into 0.3
 _OWN_ARGUMENTS = {"CPU": "num_cpus", "GPU": "num_gpus"}
 
 
@@ -58,17 +61,37 @@ def bundles(ranks: int, bundle: Mapping[str, float], strategy: str) -> Iterator[
 
 
 def await_places(group: Any, bundle: Mapping[str, float], strategy: str, deadline: Deadline) -> None:
-    """Wait until the bundles of a group have places.
+    """Wait until the bundles of a group have places; after some seconds, and then now and then, log for what.
 
     Raises:
         DistTimeoutError: They did not find them in time; says what was asked for, and what the cluster has.
     """
+    ranks, reminder = group.bundle_count, Reminder()
+    asked = f"meshdist.ray.run: {counted(ranks, 'rank')} with {_text(bundle, bundle)} each (strategy {strategy})"
     # Ray waits for whole seconds, and drops the rest of a second.
     while not group.wait(int(deadline.slice_s(_SLICE_S))):
         if deadline.expired():
-            raise DistTimeoutError(_no_place(group.bundle_count, bundle, strategy, deadline.timeout_s))
+            raise DistTimeoutError(
+                f"{asked} found no place within {deadline.timeout_s:g} s; {_cluster(bundle)}. Ask for less, wait for"
+                " other jobs to end, add nodes, or pass a longer start_timeout"
+            )
+        if (waited_s := reminder.due_s()) is not None:
+            can_hold = fits([node["Resources"] for node in ray.nodes() if node["Alive"]], ranks, bundle, strategy)
+            hint = "waiting" if can_hold else "these nodes can never hold them: waiting for other nodes to join,"
+            _log.warning(
+                "%s have found no place for %.0f s; %s; %s for up to %.0f s more",
+                *(asked, waited_s, _cluster(bundle), hint, deadline.remaining_s()),
+            )
         if deadline.remaining_s() < _SLICE_S:
             time.sleep(deadline.slice_s(_PAUSE_S))
+
+
+def fits(nodes: Sequence[Mapping[str, float]], ranks: int, bundle: Mapping[str, float], strategy: str) -> bool:
+    """Return whether nodes with these resources can hold so many bundles if nothing else uses them."""
+    room = [min(int(node.get(name, 0.0) / amount + _ROUNDING) for name, amount in bundle.items()) for node in nodes]
+    if strategy == "STRICT_PACK":
+        return max(room, default=0) >= ranks
+    return sum(min(number, 1) if strategy == "STRICT_SPREAD" else number for number in room) >= ranks
 
 
 def nodes_of(group: Any) -> list[str]:
@@ -77,13 +100,11 @@ def nodes_of(group: Any) -> list[str]:
     return [nodes[number] for number in range(group.bundle_count)]
 
 
-def _no_place(ranks: int, bundle: Mapping[str, float], strategy: str, timeout_s: float) -> str:
+def _cluster(bundle: Mapping[str, float]) -> str:
     num_nodes = sum(node["Alive"] for node in ray.nodes())
     return (
-        f"meshdist.ray.run: {counted(ranks, 'rank')} with {_text(bundle, bundle)} each (strategy {strategy}) found no"
-        f" place within {timeout_s:g} s; the cluster has {_text(ray.cluster_resources(), bundle)} on {num_nodes}"
-        f" node{'s' * (num_nodes != 1)}, of which {_text(ray.available_resources(), bundle)} are free. Ask for less,"
-        " wait for other jobs to end, add nodes, or pass a longer start_timeout"
+        f"the cluster has {_text(ray.cluster_resources(), bundle)} on {counted(num_nodes, 'node')}, of which"
+        f" {_text(ray.available_resources(), bundle)} are free"
     )
 
 

@@ -107,7 +107,7 @@ def test_slurm_starts_a_script_of_ones_own(tools, tmp_path, name):
     assert sorted(out.splitlines()) == [f"{rank} 2 {rank} 1" for rank in range(2)]
 
 
-# Runs requeued_training.py; both ranks are at step 5 when the time is up.
+# Runs requeued_training.py; both ranks are at the step STUB_TIME_UP_AT when the time is up.
 TRAINING = """
 import os, sys, threading
 from pathlib import Path
@@ -115,32 +115,45 @@ sys.path.insert(0, sys.argv[1])
 import requeued_training as training
 
 batch, time_up = training.batch, training.TimeUp()
-waits = sys.argv[3:] == ["--time-up"]
+last = int(os.environ.get("STUB_TIME_UP_AT", -1))
 
 def batch_at_the_end_of_the_time(step):
     rank = os.environ["SLURM_PROCID"]
-    if step == 5 and waits:
-        Path(f"at-5-{rank}").touch()
+    if step == last:
+        Path(f"waits-{rank}").touch()
         while not time_up.came:
             threading.Event().wait(0.01)
     return batch(step)
 
+def save_on_a_full_disk(*args, **kwargs):
+    raise OSError(28, "No space left on device")
+
 training.batch = batch_at_the_end_of_the_time
+if "STUB_DISK_IS_FULL" in os.environ:
+    training.save = save_on_a_full_disk
 training.TimeUp = lambda: time_up
 sys.argv[1:] = ["--steps", "12", "--save-every", "3", "--checkpoint", sys.argv[2]]
 training.main()
 """
 
 
-def test_slurm_requeue_goes_on_as_if_it_had_not_been_interrupted(tools, tmp_path):
+@pytest.fixture
+def requeued(tools, tmp_path):
+    """Put scontrol on PATH, and the training into the directory; return the variables of a job."""
     (tmp_path / "training.py").write_text(TRAINING)
     scontrol = tmp_path / "bin" / "scontrol"
-    scontrol.write_text('#!/bin/sh\necho "$@" >> "$STUB_REQUEUED"\n')
+    scontrol.write_text('#!/bin/sh\necho "$@" >> requeued\n')
     scontrol.chmod(0o755)
-    variables = {**tools, **job(1, 2), "STUB_REQUEUED": str(tmp_path / "requeued")}
-    script = ["bash", str(FOLDER / "slurm_requeue.sbatch"), "training.py", str(FOLDER)]
-    first = subprocess.Popen(
-        [*script, "runs", "--time-up"],
+    return {**tools, **job(1, 2)}
+
+
+REQUEUE = ["bash", str(FOLDER / "slurm_requeue.sbatch"), "training.py", str(FOLDER)]
+
+
+def time_is_up(tmp_path, **variables):
+    """Run the job until its time is up, as both ranks are at a step; return its status and what it has printed."""
+    script = subprocess.Popen(
+        [*REQUEUE, "runs"],
         cwd=tmp_path,
         env=clean_environment(**variables),
         stdout=subprocess.PIPE,
@@ -148,23 +161,46 @@ def test_slurm_requeue_goes_on_as_if_it_had_not_been_interrupted(tools, tmp_path
         text=True,
     )
     try:
-        until(lambda: len(list(tmp_path.glob("at-5-*"))) == 2, "both ranks are at step 5", 60)
-        first.send_signal(signal.SIGUSR1)
-        out, err = first.communicate(timeout=60)
+        until(lambda: len(list(tmp_path.glob("waits-*"))) == 2, "both ranks are at the step", 60)
+        script.send_signal(signal.SIGUSR1)
+        out, err = script.communicate(timeout=60)
     finally:
-        first.kill()
-    assert (first.returncode, err) == (0, "")
+        script.kill()
+    return script.returncode, out, err
+
+
+def test_slurm_requeue_goes_on_as_if_it_had_not_been_interrupted(requeued, tmp_path):
+    status, out, err = time_is_up(tmp_path, **requeued, STUB_TIME_UP_AT="5")
+    assert (status, err) == (0, "")
     *before, last = out.splitlines()
     assert last == "start 0: the time is up; requeued"
-    assert (tmp_path / "requeued").read_text() == f"requeue {variables['SLURM_JOB_ID']}\n"
+    assert (tmp_path / "requeued").read_text() == f"requeue {requeued['SLURM_JOB_ID']}\n"
     assert before[-1] == "6 of 12 steps are done"
-    second = run([*script, "runs"], tmp_path, **variables, SLURM_RESTART_COUNT="1")
-    whole = run([*script, "whole"], tmp_path, **variables)
+    second = run([*REQUEUE, "runs"], tmp_path, **requeued, SLURM_RESTART_COUNT="1")
+    whole = run([*REQUEUE, "whole"], tmp_path, **requeued)
     assert (second[0], second[2]) == (whole[0], whole[2]) == (0, "")
     losses = [line for line in whole[1].splitlines() if line.startswith("step ")]
     assert [line.split(":")[0] for line in losses] == ["step 3", "step 6", "step 9", "step 12"]
     assert [*before[:-1], *second[1].splitlines()] == [*losses, "12 of 12 steps are done"]
     assert (tmp_path / "requeued").read_text().count("requeue") == 1
+    assert list(tmp_path.glob("requeue-*")) == []
+
+
+def test_slurm_requeue_does_not_requeue_what_cannot_save(requeued, tmp_path):
+    status, _, err = time_is_up(tmp_path, **requeued, STUB_TIME_UP_AT="1", STUB_DISK_IS_FULL="yes")
+    assert status == 1
+    assert "No space left on device" in err
+    assert err.splitlines()[-1] == "start 0: the time is up; not requeued, as the ranks failed with status 1"
+    assert not (tmp_path / "requeued").exists()
+
+
+def test_slurm_requeue_does_not_requeue_what_has_finished(requeued, tmp_path):
+    status, out, err = time_is_up(tmp_path, **requeued, STUB_TIME_UP_AT="11")
+    assert (status, err) == (0, "")
+    *_, done, last = out.splitlines()
+    assert done == "12 of 12 steps are done"
+    assert last.startswith("start 0: the time is up; not requeued, as the script has finished")
+    assert not (tmp_path / "requeued").exists()
 
 
 def test_slurm_requeue_has_the_status_of_a_failed_step(tools, tmp_path):

@@ -54,6 +54,23 @@ def test_the_core_is_taken_unless_python_is_chosen(tmp_path, choice, said):
     assert done.stdout.startswith(said)
 
 
+@pytest.mark.parametrize("choice", ["auto", "python"])
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("dist.probe(source=0)", "probe() got an unexpected keyword argument 'source'; did you mean src=?"),
+        ("dist.all_reduce(x, oper='sum')", "all_reduce() got an unexpected keyword argument 'oper'; did you mean op=?"),
+        ("mesh.send(x, dest=0)", "send() got an unexpected keyword argument 'dest'; did you mean dst=?"),
+        ("mesh.all_reduce(x, axis='dp')", "'axis'; along an axis of a mesh: mesh[\"dp\"].all_reduce(...), or"),
+    ],
+)
+def test_the_argument_that_was_meant_is_named_with_either(choice, call, words):
+    start = "import numpy as np, meshdist as dist; x, mesh = np.ones(1), dist.init_device_mesh('cpu', (1,))"
+    done = python(f"{start}; {call}", MESHDIST_CORE=choice)
+    assert done.returncode == 1
+    assert words in done.stderr.splitlines()[-1]
+
+
 def test_an_unknown_choice_is_an_error():
     said = "MESHDIST_CORE must be one of auto, python, require, got 'fast'"
     for start in ("dist.init_process_group()", "dist.run(lambda: None, 1)"):

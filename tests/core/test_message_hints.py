@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import meshdist as dist
-from meshdist import core, functional
+from meshdist import functional
 from meshdist.tensor import Shard, distribute_tensor
 
 OBJECTS = "; send objects with send_object_list, broadcast_object_list, all_gather_object and the like"
@@ -74,7 +74,6 @@ def test_what_to_write_instead(call, words):
 OWN_GROUP = "'group'; a method runs over its own group: along an axis of a mesh, mesh[\"dp\"].{}(...)"
 
 
-@pytest.mark.skipif(core.module is None, reason="without the compiled core, a call that fails costs nothing more")
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -37,12 +38,22 @@ def doubled(x: Any, other: Any) -> tuple[tuple[int, ...], Any, Any, float]:
     return x.to_local().shape, x * 2, other, float(x.sum().full_tensor())
 
 
+def pending_sum(x: Any) -> dict[str, Any]:
+    return {"sum": x.sum(axis=0)}
+
+
 def computes_for_long(directory: str) -> None:
     dist.barrier()
     Path(directory, str(dist.get_rank())).touch()
     end = time.monotonic() + LONG_S
     while time.monotonic() < end:
         threading.Event().wait(0.01)
+
+
+def one_is_stuck(fifo: str, rank: int, holds_gil: bool) -> None:
+    if dist.get_rank() == rank:  # in native code, until the test opens the other end
+        os.close(ctypes.PyDLL(None).open(fifo.encode(), os.O_RDONLY) if holds_gil else os.open(fifo, os.O_RDONLY))
+    dist.barrier()
 
 
 def left_overs() -> tuple[bool, list[str], list[str]]:

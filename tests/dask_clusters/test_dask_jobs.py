@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -93,6 +94,15 @@ def test_an_array_of_one_chunk_is_split(client: Any) -> None:
     np.testing.assert_array_equal(results[1][1].compute(), np.arange(5) * 2)
 
 
+def test_a_pending_sum_is_not_returned(client: Any) -> None:
+    with pytest.raises(meshdist.dask.RankError) as info:
+        meshdist.dask.run(client, dask_ranks.pending_sum, da.ones((4, 2), chunks=(2, 2)))
+    assert str(info.value) == (
+        f"run: rank {info.value.rank} of 2, on worker {info.value.worker}, raised TypeError: a DTensor with placements"
+        " [Partial('sum')] cannot become a Dask array; redistribute it to Shard or Replicate before it is returned"
+    )
+
+
 def test_dataframes_are_their_numbers(client: Any) -> None:
     pandas = pytest.importorskip("pandas")
     dataframe = pytest.importorskip("dask.dataframe")
@@ -109,8 +119,9 @@ def test_what_cannot_be_a_dtensor_is_refused() -> None:
         meshdist.dask.from_dask(np.ones(3))
     with pytest.raises(TypeError, match="a DTensor consists of numbers, and the array has dtype <U1"):
         meshdist.dask.from_dask(da.from_array(np.array(["a"])))
-    with pytest.raises(TypeError, match=r"a Delayed of Dask cannot be a DTensor; .*compute\(\) it first"):
-        meshdist.dask.from_dask(dask.delayed(sum)([1, 2]))
+    for delayed in (dask.delayed(sum)([1, 2]), dask.delayed(5)):
+        with pytest.raises(TypeError, match=r"a dask\.delayed value cannot be a DTensor; .*compute\(\) it first"):
+            meshdist.dask.from_dask(delayed)
     with pytest.raises(ValueError, match="the array has 1 dimension, and no dim 1"):
         meshdist.dask.from_dask(da.arange(3), dim=1)
 
@@ -202,6 +213,7 @@ def test_a_cancelled_job_frees_the_workers(client: Any, tmp_path: Path) -> None:
     client.cancel([Future(key, client) for key in keys])
     thread.join(30)
     assert len(failures) == 1
+    assert re.fullmatch(r"run: rank \d of 2, on worker tcp://[\d.:]+, had its task cancelled.*", str(failures[0]))
     assert meshdist.dask.run(client, dask_ranks.sums)[1][0] == 1
 
 
@@ -236,6 +248,38 @@ def test_a_killed_worker_is_named(client: Any) -> None:
     assert info.value.rank == 1
     assert info.value.worker in before
     assert meshdist.dask.run(client, dask_ranks.sums, ranks=RANKS, wait_for_workers=120)[1][0] == 1
+
+
+def test_a_restart_of_all_workers_is_no_failure_of_the_function(client: Any, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(meshdist.dask.run, client, dask_ranks.computes_for_long, str(tmp_path))
+        until(lambda: len(list(tmp_path.iterdir())) == RANKS, "all ranks compute", 60)
+        client.restart(timeout=60)
+        with pytest.raises(
+            meshdist.dask.WorkerLostError, match=r"the worker of rank 0 of 2, tcp://.*, ended, restarted"
+        ):
+            job.result(60)
+    assert meshdist.dask.run(client, dask_ranks.sums, ranks=RANKS, wait_for_workers=120)[1][0] == 1
+
+
+@pytest.mark.parametrize(
+    ("rank", "holds_gil", "why"),
+    [(0, False, "still runs rank 0 of an earlier job"), (1, True, "has not answered for 15 s")],
+)
+def test_a_stuck_worker_is_left_out_where_others_are_free(
+    client: Any, tmp_path: Path, rank: int, holds_gil: bool, why: str
+) -> None:
+    fifo = str(tmp_path / "fifo")
+    os.mkfifo(fifo)
+    with pytest.raises(meshdist.dask.RankError, match=rf"timed out after 1 s waiting for rank {rank}") as info:
+        meshdist.dask.run(client, dask_ranks.one_is_stuck, fifo, rank, holds_gil, timeout=1)
+    stuck = re.findall(rf"; rank {rank}, on (tcp://[\d.:]+), could not be ended", str(info.value))
+    assert stuck == [sorted(client.scheduler_info()["workers"])[rank]]  # a job takes the first one if all are free
+    assert meshdist.dask.run(client, dask_ranks.sums, ranks=1) == [(0, [0.0, 0.0])]
+    with pytest.raises(dist.DistError, match=rf"worker {stuck[0]} cannot start rank {rank}: it {why}"):
+        meshdist.dask.run(client, dask_ranks.sums)
+    os.close(os.open(fifo, os.O_WRONLY))
+    assert meshdist.dask.run(client, dask_ranks.sums)[1][0] == 1
 
 
 def test_the_program_of_the_documentation_runs(tmp_path: Path) -> None:

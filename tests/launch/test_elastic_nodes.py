@@ -6,7 +6,7 @@ import signal
 import socket
 
 import pytest
-from launching import finish, reported, start_meshrun, write_script
+from launching import finish, meshrun, reported, start_meshrun, write_script
 from test_several_nodes import listens
 from until import until
 
@@ -65,6 +65,15 @@ class ElasticJob:
         ranks, nodes, *_ = path.read_text().split()
         return int(ranks), int(nodes)
 
+    def kill_rank(self, start, rank):
+        os.kill(int(reported(self.directory, f"start{start}.rank{rank}").split()[2]), signal.SIGKILL)
+
+    def headline(self):
+        """Return the first line of `meshrun status`."""
+        code, out, err = meshrun(self.directory, "status", f"127.0.0.1:{self.port}")
+        assert (code, err) == (0, "")
+        return out.splitlines()[0]
+
     def launchers_of(self, start):
         """Return the launcher of each rank of a start."""
         num_ranks, _ = self.sizes(start)
@@ -108,6 +117,25 @@ def test_job_grows_by_hosts_that_come_and_goes_on_without_one_that_is_killed(job
         "meshrun: the job runs already: waiting for a place in it\n"
         "meshrun: start 3 has 2 ranks on 2 nodes; this one, node 1, has 1\n"
     )
+
+
+def test_launchers_and_status_count_the_same_restarts(job):
+    limit = ("--max-restarts", "2")
+    job.start(*limit)
+    assert job.sizes(0) == (1, 1)
+    job.start(*limit)
+    assert job.sizes(1) == (2, 2)
+    job.kill_rank(1, 1)
+    assert job.sizes(2) == (2, 2)
+    job.start(*limit)
+    assert job.sizes(3) == (3, 3)
+    assert ": 3 ranks on 3 hosts, restart 1 of at most 2, hosts changed 2 times, for " in job.headline()
+    job.kill_rank(3, 2)
+    assert job.sizes(4) == (3, 3)
+    assert ": 3 ranks on 3 hosts, restart 2 of at most 2, hosts changed 2 times, for " in job.headline()
+    for (status, said), counted in zip(job.end(), ("12", "12", "2"), strict=True):  # the last one came after the first
+        assert status == 0
+        assert re.findall(r"starting all ranks again, restart (\d) of at most 2", said) == list(counted)
 
 
 def test_two_hosts_that_come_at_once_are_taken_in_by_one_restart(job):
@@ -190,7 +218,7 @@ def test_loss_of_the_host_that_keeps_the_store_ends_the_job(job):
 
 def test_host_whose_rank_is_killed_leaves_when_no_restart_is_left(job):
     job.start_two()
-    os.kill(int(reported(job.directory, "start0.rank1").split()[2]), signal.SIGKILL)
+    job.kill_rank(0, 1)
     assert job.sizes(1) == (1, 1)
     (status, _), (left, said) = job.end()
     assert (status, left) == (0, 137)

@@ -220,7 +220,7 @@ def test_dashboard_needs_rich(monkeypatch):
 
 def a_status():
     ranks = {rank: RankEntry(rank, 70 + rank, logs=[f"/logs/rank{rank}.restart2.stdout.log"]) for rank in range(3)}
-    node = NodeEntry(0, 1, "node1", "job7", "train.py", 3, 2, 5, 0.0, "", ranks)
+    node = NodeEntry(0, 1, "node1", "job7", "train.py", 3, 2, 2, 5, 0.0, "", ranks)
     rows = [
         RankStatus(0, "node1", "70", "waiting for rank 2", 3.21, "barrier(), call 2 on 'world', at train.py:7"),
         RankStatus(1, "node1", "71", "was killed by SIGKILL"),
@@ -257,17 +257,18 @@ def test_table_in_plain_text_for_a_terminal_of_80_columns():
 
 
 @pytest.mark.parametrize(
-    ("number", "most", "words"),
+    ("number", "changes", "most", "words"),
     [
-        (0, 0, ", no restarts, for "),
-        (0, 3, ", no restarts yet, at most 3, for "),
-        (1, 3, ", restart 1 of at most 3, for "),
-        (5, 3, ", restart 5 (at most 3, besides those for changes of hosts), for "),
+        (0, 0, 0, ", no restarts, for "),
+        (0, 0, 3, ", no restarts yet, at most 3, for "),
+        (1, 0, 3, ", restart 1 of at most 3, for "),
+        (0, 1, 3, ", no restarts yet, at most 3, hosts changed 1 time, for "),
+        (1, 4, 3, ", restart 1 of at most 3, hosts changed 4 times, for "),
     ],
 )
-def test_restarts_so_far_and_at_most(number, most, words):
+def test_restarts_so_far_and_at_most(number, changes, most, words):
     status = a_status()
-    first = status.nodes[0]._replace(num_restarts=number, max_restarts=most)
+    first = status.nodes[0]._replace(num_restarts=number + changes, num_failed_starts=number, max_restarts=most)
     assert words in status._replace(nodes=[first]).headline()
 
 

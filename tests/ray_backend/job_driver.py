@@ -7,6 +7,7 @@ The programs are those of docs/ray.md.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -127,6 +128,19 @@ def ctrl_c() -> str:
     return "not interrupted"
 
 
+def told_while_waiting() -> list[str]:
+    """Return what is logged while a job waits for places that the cluster does not have."""
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("meshdist").addHandler(handler)
+    try:
+        failure(lambda: meshdist.ray.run(where, 2, strategy="STRICT_SPREAD", start_timeout=9))
+    finally:
+        logging.getLogger("meshdist").removeHandler(handler)
+    return told
+
+
 def wrong_calls() -> dict[str, Any]:
     run = meshdist.ray.run
     return {
@@ -167,6 +181,7 @@ def main(program: str, train_program: str) -> dict[str, Any]:
     said["killed"] = failure(lambda: meshdist.ray.run(kill_1, 2))
     said["no place"] = failure(lambda: meshdist.ray.run(where, 5, start_timeout=0.5))
     said["no gpu"] = failure(lambda: meshdist.ray.run(where, 2, num_gpus=1, start_timeout=0.5))
+    said["told"] = told_while_waiting()
     said["ctrl-c"] = ctrl_c()
     said["wrong"] = wrong_calls()
     with tempfile.TemporaryDirectory() as storage:

@@ -78,6 +78,37 @@ def test_a_cluster_that_is_too_small_is_told_and_nothing_is_left(said: dict[str,
     assert said["no place"]["type"] == said["no gpu"]["type"] == "DistTimeoutError"
 
 
+def test_a_wait_for_places_is_told(said: dict[str, Any]) -> None:
+    (told,) = said["told"]  # the next one would come after 10 s
+    assert re.fullmatch(
+        r"meshdist\.ray\.run: 2 ranks with 1 CPU each \(strategy STRICT_SPREAD\) have found no place for \d s; the"
+        r" cluster has 4 CPU on 1 node, of which [\d.]+ CPU are free; these nodes can never hold them: waiting for"
+        r" other nodes to join, for up to \d s more",
+        told,
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "bundle", "strategy", "fit"),
+    [
+        (6, {"CPU": 1}, "PACK", True),
+        (7, {"CPU": 1}, "SPREAD", False),
+        (4, {"CPU": 1}, "STRICT_PACK", True),
+        (5, {"CPU": 1}, "STRICT_PACK", False),
+        (2, {"CPU": 1}, "STRICT_SPREAD", True),
+        (3, {"CPU": 1}, "STRICT_SPREAD", False),
+        (3, {"GPU": 0.1}, "PACK", True),
+        (4, {"GPU": 0.1}, "PACK", False),
+        (2, {"CPU": 2, "GPU": 0.1}, "PACK", False),
+        (1, {"TPU": 1}, "PACK", False),
+    ],
+)
+def test_what_two_nodes_can_hold(ranks: int, bundle: dict[str, float], strategy: str, fit: bool) -> None:
+    from meshdist.ray.rank_bundles import fits  # needs Ray
+
+    assert fits([{"CPU": 4}, {"CPU": 2, "GPU": 0.3}], ranks, bundle, strategy) is fit
+
+
 def test_ranks_that_have_not_started_in_time_are_named(said: dict[str, Any]) -> None:
     slow = said["too fast"]
     assert slow["type"] == "DistTimeoutError"
