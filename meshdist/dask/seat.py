@@ -132,6 +132,7 @@ class Seat:
                 world.finish()
             except BaseException as error:
                 if world_in(slot) is world:
+                    world.finish_after_error()
                     world.abort("it raised", error)
                 raise
         except BaseException as error:  # whatever the function raises goes to the client
