@@ -61,7 +61,7 @@ def test_the_core_is_taken_unless_python_is_chosen(tmp_path, choice, said):
         ("dist.probe(source=0)", "probe() got an unexpected keyword argument 'source'; did you mean src=?"),
         ("dist.all_reduce(x, oper='sum')", "all_reduce() got an unexpected keyword argument 'oper'; did you mean op=?"),
         ("mesh.send(x, dest=0)", "send() got an unexpected keyword argument 'dest'; did you mean dst=?"),
-        ("mesh.all_reduce(x, axis='dp')", "'axis'; along an axis of a mesh: mesh[\"dp\"].all_reduce(...), or"),
+        ("mesh.all_reduce(x, axis='dp')", "'axis'; along an axis of a mesh: mesh[\"dp\"].all_reduce(...)"),
     ],
 )
 def test_the_argument_that_was_meant_is_named_with_either(choice, call, words):
