@@ -4,8 +4,9 @@ OMP_NUM_THREADS=1 meshrun -n 4 benchmarks/checkpoint.py
 OMP_NUM_THREADS=1 meshrun -n 2 benchmarks/checkpoint.py --gib 0.25 --rounds 5 --markdown benchmarks/RESULTS.md
 
 In a round, each in its turn writes as many bytes, with fsync, and reads them: dd, with as many processes as there are
-ranks, meshdist and torch. What is read is dropped from the page cache before. Last, as many bytes are copied by NumPy
-to memory that is in use, and an asynchronous save is started. A time is that of the slowest rank.
+ranks, meshdist and torch; meshdist also reads them as columns. What is read is dropped from the page cache before.
+Last, as many bytes are copied by NumPy to memory that is in use, and an asynchronous save is started: of arrays cut
+along rows, along columns, and of many small ones. A time is that of the slowest rank.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from meshdist.tensor import DTensor, Shard
 METHOD = """\
 {ranks} ranks save {arrays} arrays of {each}, cut along their rows, to {files}, and load them again, in turns with `dd`
 (as many processes, `conv=fsync`) and torch's DCP; files are dropped from the page cache before they are read.
+Asynchronous saves are also those of as many bytes cut along columns, and of {small} arrays of 256 KiB. The first one,
+which takes new memory, is not counted.
 The median of {rounds} rounds and, in brackets, the shortest; ratios are taken within a round."""
 
 
@@ -79,6 +82,20 @@ class Meshdist:
     def load(self, folder: Path) -> None:
         """Load from `folder`, in place."""
         load(folder, self._tree, in_place=True)
+
+
+class Columns(Meshdist):
+    """meshdist.checkpoint, which loads as columns what was saved as rows."""
+
+    name = "meshdist, columns"
+
+    def __init__(self, tree: dict[str, DTensor], columns: dict[str, DTensor]) -> None:
+        super().__init__(tree)
+        self._columns = columns
+
+    def load(self, folder: Path) -> None:
+        """Load from `folder`, in place."""
+        load(folder, self._columns, in_place=True)
 
 
 class Torch:
@@ -134,30 +151,63 @@ def drop_caches(folder: Path) -> None:
     dist.barrier()
 
 
+def tree_of(arrays: int, rows: int, columns: int, dim: int) -> dict[str, DTensor]:
+    """Return arrays of so many rows and columns, cut along a dimension."""
+    size = dist.get_world_size()
+    mesh = dist.init_device_mesh("cpu", (size,), mesh_dim_names=("dp",))
+    block = (rows // size, columns) if dim == 0 else (rows, columns // size)
+    return {
+        f"w{n}": DTensor.from_local(np.full(block, n, np.float32), mesh, [Shard(dim)], (rows, columns))
+        for n in range(arrays)
+    }
+
+
+class Stall:
+    """How long asynchronous saves of a tree stop the program, and how long a memcpy of it takes."""
+
+    def __init__(self, name: str, tree: dict[str, DTensor], folder: Path) -> None:
+        self._name, self._tree, self._folder = name, tree, folder / name
+        self._group = dist.new_group(list(range(dist.get_world_size())))  # whose saver has one plan
+        self._mine = [x.to_local() for x in tree.values()]
+        self._copies = [np.zeros_like(x) for x in self._mine]
+
+    def times(self, step: int) -> dict[str, float]:
+        """Return the times of both, after a save."""
+        copied = slowest(lambda: [np.copyto(copy, x) for copy, x in zip(self._copies, self._mine, strict=True)])
+        pending: list[Any] = []
+        start = partial(save, self._folder, self._tree, step=step, asynchronous=True, keep=1, group=self._group)
+        stall = slowest(lambda: pending.append(start()))
+        pending[0].wait()
+        return {f"memcpy, {self._name}": copied, f"asynchronous save, stall, {self._name}": stall}
+
+
+def num_small(gib: float) -> int:
+    """Return how many arrays of 256 KiB there are."""
+    return min(1000, int(gib * 4096))
+
+
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
     """Return the times of all rounds but the first, which does not count."""
     size = dist.get_world_size()
-    mesh = dist.init_device_mesh("cpu", (size,), mesh_dim_names=("dp",))
-    rows = int(args.gib * (1 << 30)) // (size * args.arrays * 4096)
-    tree = {
-        f"w{n}": DTensor.from_local(np.full((rows, 1024), n, np.float32), mesh, [Shard(0)], (rows * size, 1024))
-        for n in range(args.arrays)
-    }
-    mine = [x.to_local() for x in tree.values()]
-    copies = [np.zeros_like(x) for x in mine]
-    contenders: list[Contender] = [Processes(sum(x.nbytes for x in mine) >> 20), Meshdist(tree)]
-    contenders += [Torch(args.arrays, rows)] if args.torch else []
+    rows = int(args.gib * (1 << 30)) // (args.arrays * 4096) // size * size
+    rows_tree, columns_tree = (tree_of(args.arrays, rows, 1024 // size * size, dim) for dim in (0, 1))
+    stalls = [
+        Stall("rows", rows_tree, folder),
+        Stall("columns", columns_tree, folder),
+        Stall("small arrays", tree_of(num_small(args.gib), 256 // size * size, 256, 0), folder),
+    ]
+    nbytes = sum(x.to_local().nbytes for x in rows_tree.values())
+    contenders: list[Contender] = [Processes(nbytes >> 20), Meshdist(rows_tree), Columns(rows_tree, columns_tree)]
+    contenders += [Torch(args.arrays, rows // size)] if args.torch else []
     times: dict[str, list[float]] = {}
     for number in range(args.rounds + 1):
         found = {}
         # Others go first in each round, and have the memory for the page cache that was freed just before.
         for contender in contenders[number % len(contenders) :] + contenders[: number % len(contenders)]:
             found |= one_turn(contender, folder / "turn")
-        found["memcpy"] = slowest(lambda: [np.copyto(copy, x) for copy, x in zip(copies, mine, strict=True)])
-        pending: list[Any] = []
-        start = partial(save, folder / "asynchronous", tree, step=number, asynchronous=True, keep=1)
-        found["asynchronous save, stall"] = slowest(lambda into=pending, start=start: into.append(start()))
-        pending[0].wait()
+        del found[f"{Columns.name}, write"]  # which is that of Meshdist
+        for stall in stalls:
+            found |= stall.times(number)
         for name, seconds in found.items():
             times.setdefault(name, []).extend([seconds] if number else [])
     return times
@@ -184,16 +234,19 @@ def body_of(args: argparse.Namespace, times: dict[str, list[float]]) -> str:
         return f"{median(b / t for t, b in zip(times[name], times[base], strict=True)):.2f}"
 
     rows = []
+    total = {"small arrays": num_small(args.gib) / 4096}
     for name, found in times.items():
-        kind = "write" if name.endswith("write") else "read"
-        base = "memcpy" if name in ("memcpy", "asynchronous save, stall") else f"dd, {kind}"
-        other = "" if base == "memcpy" else f"torch DCP, {kind}"
-        speed = f"{args.gib / median(found):.2f} GiB/s"
+        of = name.rpartition(", ")[2]
+        is_disk = of in ("write", "read")
+        base, other = (f"dd, {of}", f"torch DCP, {of}") if is_disk else (f"memcpy, {of}", "")
+        speed = f"{total.get(of, args.gib) / median(found):.2f} GiB/s"
         rows.append([name, report.median_and_least(found), speed, against(name, base), against(name, other)])
     each = report.size(int(args.gib * (1 << 30)) // args.arrays)
     ranks = dist.get_world_size()
     where = "a folder of the temporary files' disk" if args.folder is None else "a folder"
-    method = METHOD.format(ranks=ranks, arrays=args.arrays, each=each, rounds=args.rounds, files=where)
+    method = METHOD.format(
+        ranks=ranks, arrays=args.arrays, each=each, rounds=args.rounds, files=where, small=num_small(args.gib)
+    )
     head = ["", "time", "speed", "speed over dd or memcpy", "speed over torch"]
     return f"{method}\n\n{report.table(head, rows)}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 from meshdist.checkpoint.byte_runs import Index, run_bytes, shape_of, whole
@@ -26,18 +27,20 @@ class Held(NamedTuple):
         dtype: Its name.
         layout: Over a mesh, as it is written; None: this rank has all of it.
         ranks: The mesh's ranks, numbered in the group, in row-major order; empty without a layout.
+        source: Over a mesh, before the ranks exchange rows; `layout` where they exchange none.
     """
 
     shape: tuple[int, ...]
     dtype: str
     layout: ArrayLayout | None = None
     ranks: tuple[int, ...] = ()
+    source: ArrayLayout | None = None
 
     def __repr__(self) -> str:
         text = f"{self.dtype}{list(self.shape)}"
-        if self.layout is None:
+        if self.source is None:
             return text
-        placements, mesh_shape = list(self.layout.placements), self.layout.mesh_shape
+        placements, mesh_shape = list(self.source.placements), self.source.mesh_shape
         return f"{text} as {placements} on a mesh {mesh_shape} of {ranks_text(self.ranks)}"
 
     @property
@@ -77,7 +80,7 @@ def written_layout(layout: ArrayLayout, itemsize: int, by_chunks: bool) -> Array
         by_chunks: Blocks must be those of a grid of equal chunks.
     """
     layout = layout.resolved()
-    blocks = {index_at(layout, coordinate) for coordinate in layout.coordinates()}
+    blocks = set(blocks_of(layout))
     if by_chunks:
         fits = all(cut is None or _is_grid(cut) for cut in layout.cuts)
     else:
@@ -94,6 +97,17 @@ def written_layout(layout: ArrayLayout, itemsize: int, by_chunks: bool) -> Array
 def index_at(layout: ArrayLayout, coordinate: Sequence[int]) -> Index:
     """Return the block of the rank at `coordinate`."""
     return tuple((part.start, part.stop) for part in layout.index(coordinate))
+
+
+@lru_cache(maxsize=10_000)
+def blocks_of(layout: ArrayLayout) -> tuple[Index, ...]:
+    """Return the blocks of all ranks of the mesh, in row-major order."""
+    return tuple(index_at(layout, coordinate) for coordinate in layout.coordinates())
+
+
+def block_on(rank: int, held: Held, layout: ArrayLayout | None) -> Index:
+    """Return the block of a rank of the group, which holds the array so, in one of its layouts."""
+    return whole(held.shape) if layout is None else blocks_of(layout)[held.ranks.index(rank)]
 
 
 def is_held_once(layout: ArrayLayout) -> bool:
@@ -129,7 +143,7 @@ def assign_pieces(held: Mapping[str, Mapping[int, Held]], num_ranks: int, by_chu
         pieces[name] = []
         first = next(iter(held[name].values()))
         itemsize = dtype_of(first.dtype).itemsize
-        for index, owners in holders_of(held[name]).items():
+        for index, owners in holders_of(held[name], first.layout).items():
             nbytes = math.prod(shape_of(index)) * itemsize
             dim = next((dim for dim, rows in enumerate(shape_of(index)) if rows > 1), None)
             is_cut = dim is not None and nbytes >= SPLIT_BYTES and (not by_chunks or index == whole(first.shape))
@@ -148,12 +162,16 @@ def assign_pieces(held: Mapping[str, Mapping[int, Held]], num_ranks: int, by_chu
     return {name: pieces[name] for name in held}
 
 
-def holders_of(held: Mapping[int, Held]) -> Holders:
-    """Return the ranks that hold each block of an array, from how each rank holds it."""
-    first = next(iter(held.values()))
-    if first.layout is None or first.is_whole:
-        return {whole(first.shape): tuple(sorted(held))}
-    blocks = [index_at(first.layout, coordinate) for coordinate in first.layout.coordinates()]
+def holders_of(held: Mapping[int, Held], layout: ArrayLayout | None) -> Holders:
+    """Return the ranks that hold each block of an array.
+
+    Args:
+        held: How each rank holds it.
+        layout: As it is written, or before the ranks exchange rows: that of the first rank stands for all.
+    """
+    if layout is None or layout.is_replicated:
+        return {whole(next(iter(held.values())).shape): tuple(sorted(held))}
+    blocks = blocks_of(layout)
     places = {ranks: {rank: n for n, rank in enumerate(ranks)} for ranks in {other.ranks for other in held.values()}}
     found: dict[Index, list[int]] = {}
     for rank in sorted(held):
@@ -174,11 +192,12 @@ def check_alike(held: Mapping[str, Mapping[int, Held]]) -> None:
                     f"{name!r} is {first} on rank {rank} and {other} on rank {other_rank}; all ranks must have the same"
                     " array, or mark it as per_rank(array)"
                 )
-            if other.layout is not first.layout and not (other.is_whole and first.is_whole):
+            are_placed_alike = other.layout is first.layout and other.source is first.source
+            if not are_placed_alike and not (other.is_whole and first.is_whole):
                 raise ValueError(
                     f"{name!r} is {first} on rank {rank} and {other} on rank {other_rank}: these are two arrays of one"
                     " name; give those of each mesh, such as a pipeline stage, a key of their own"
                 )
-        blocks = holders_of(by_rank)
+        blocks = holders_of(by_rank, first.layout)
         if sum(math.prod(shape_of(index)) for index in blocks) != math.prod(first.shape):
             raise ValueError(f"{name!r} is {first}, and some ranks of its mesh lack it; all of them must save it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,6 +85,7 @@ def code_of(name: str) -> str:
     return _NAMES[name]
 
 
+@lru_cache(maxsize=1000)
 def name_of(dtype: np.dtype[Any]) -> str:
     """Return the name of a dtype in checkpoints.
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from meshdist._version import __version__
 from meshdist.checkpoint import npy_files, safetensors_files
-from meshdist.checkpoint.block_owners import Held, Holders, Mine, Piece, Progress
+from meshdist.checkpoint.block_owners import Held, Mine, Piece, Progress
 from meshdist.checkpoint.byte_runs import write_block
 from meshdist.checkpoint.checksum import Checksum
 from meshdist.checkpoint.commit import Claim, new_folder, prune, publish, remove_remains, steps_of, write_file
@@ -36,14 +36,12 @@ class Plan:
         pieces: The blocks of each array.
         files: The files that are made before they are written; none for zarr, which makes its own.
         stored: Where each array will lie.
-        holders: The ranks that hold each block of an array as it is written.
     """
 
     format: str
     pieces: dict[str, list[Piece]]
     files: list[safetensors_files.FilePlan] = field(default_factory=list)
     stored: dict[str, StoredArray] = field(default_factory=dict)
-    holders: dict[str, Holders] = field(default_factory=dict)
 
 
 def make_plan(format: str, held: Mapping[str, Mapping[int, Held]], pieces: dict[str, list[Piece]], most: int) -> Plan:

@@ -419,6 +419,7 @@ def test_checkpoints_are_timed_beside_dd(script, tmp_path):
     assert done.returncode == 0, done.stderr
     times = json.loads((tmp_path / "times.json").read_text())["results"]
     assert {name.partition(",")[0] for name in times} == {"dd", "meshdist", "memcpy", "asynchronous save"}
+    assert {"asynchronous save, stall, columns", "asynchronous save, stall, small arrays"} <= times.keys()
     assert [path.name for path in tmp_path.iterdir()] == ["times.json"]
 
 

@@ -2,14 +2,16 @@
 
 import os
 import threading
+import weakref
 
 import numpy as np
 import pytest
+from checkpoint_trees import mesh_of
 from worlds import WorkerSet, needs_linux
 
 import meshdist
 from meshdist.checkpoint import latest, load, save
-from meshdist.tensor import Shard, distribute_tensor
+from meshdist.tensor import Partial, Replicate, Shard, distribute_tensor
 
 
 def train(directory, steps):
@@ -197,3 +199,102 @@ def test_memory_is_used_again(tmp_path):
         return [(set(load(tmp_path / f"step-{n}")["x"].reshape(-1).tolist())) for n in range(3)]
 
     assert meshdist.run(program, 2) == [[{0.0}, {1.0}, {2.0}]] * 2
+
+
+def arrays_of_many_runs(mesh, step):
+    """Return arrays that are written as rows: columns, columns of columns, replicas of columns, and pending ones."""
+    placements = [
+        {"a": Shard(1)},
+        {"b": Shard(1)},
+        {"a": Shard(1), "b": Shard(1)},
+        {"a": Shard(1, (1, 5)), "b": Shard(0)},
+        {"a": Partial(), "b": Shard(1)},
+    ]
+    dtypes = ["float32", "float64", "complex128", "int8", "float64"]
+    return {
+        f"x{n}": distribute_tensor(
+            (np.arange(601 * 6).reshape(601, 6) % 100 + step).astype(dtype), mesh, placed, src_data_rank=None
+        )
+        for n, (placed, dtype) in enumerate(zip(placements, dtypes, strict=True))
+    }
+
+
+@pytest.mark.parametrize("format", ["safetensors", "zarr"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_blocks_become_rows_on_every_mesh_and_for_every_save(tmp_path, format, asynchronous):
+    if format == "zarr":
+        pytest.importorskip("zarr", minversion="3", reason="zarr 3 is not installed")
+
+    def program():
+        mesh = mesh_of((2, 2))
+        stage = mesh["a"].get_local_rank()
+        for step in range(3):
+            inner = distribute_tensor(np.full((400, 2), stage + step), mesh["b"], [Shard(1)], src_data_rank=None)
+            tree = {"all": arrays_of_many_runs(mesh, step), f"stage{stage}": {"w": inner, "loss": stage + step}}
+            expected = {name: x.full().tolist() for name, x in tree["all"].items()}
+            pending = save(tmp_path, tree, step=step, asynchronous=asynchronous, format=format)
+            for x in (*tree["all"].values(), inner):
+                x.to_local()[...] = 0
+            if asynchronous:
+                pending.wait()
+            found = load(tmp_path / f"step-{step}")
+            assert {name: x.tolist() for name, x in found["all"].items()} == expected
+            for other in (0, 1):
+                assert np.array_equal(found[f"stage{other}"]["w"], np.full((400, 2), other + step))
+                assert found[f"stage{other}"]["loss"] == other + step
+
+    meshdist.run(program, 4)
+
+
+def calls_of(directory, placements):
+    w = distribute_tensor(np.zeros((4000, 60)), mesh_of((2, 2)), placements, src_data_rank=None)
+    tree = {"w": w, "b": np.zeros(1000)}
+    save(directory, tree, step=0, asynchronous=True).wait()
+    with meshdist.profile() as profile:
+        pending = save(directory, tree, step=1, asynchronous=True)
+        pending.wait()
+    return [event.name for event in profile.events if event.group != "checkpoint"]
+
+
+@pytest.mark.parametrize("placements", [[Replicate(), Shard(0)], [Replicate(), Shard(1)], [Shard(1), Shard(1)]])
+def test_a_save_of_the_same_arrays_makes_one_exchange_before_it_returns(tmp_path, placements):
+    """Replicas are compared in it. All others are behind the program, on a group of their own."""
+    one_exchange = ["all_gather_object (sizes)", "all_gather_object"]
+    assert meshdist.run(calls_of, 4, args=(tmp_path, placements)) == [one_exchange] * 4
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_cannot_be_saved_is_raised_at_once_on_all_ranks(tmp_path, is_first):
+    def program():
+        if not is_first:
+            save(tmp_path, {"w": np.ones(3)}, step=0, asynchronous=True)
+        wrong = {"w": object() if meshdist.get_rank() == 1 else np.ones(3)}
+        with pytest.raises(TypeError, match=r"rank 1 of 2\): tree\['w'\]: expected arrays, .* got object"):
+            save(tmp_path, wrong, step=1, asynchronous=True)
+        save(tmp_path, {"w": np.full(3, 2.0)}, step=2, asynchronous=True).wait()
+        return load(tmp_path)["w"].tolist()
+
+    assert meshdist.run(program, 2) == [[2, 2, 2]] * 2
+
+
+def test_arrays_are_not_kept_while_they_are_written(tmp_path, monkeypatch):
+    gate = Gate(monkeypatch)
+
+    def program():
+        rows, columns = np.ones((3, 4)), np.ones((4000, 6))
+        tree = {
+            "rows": distribute_tensor(rows, mesh_of((2,)), [Shard(0)], src_data_rank=None),
+            "columns": distribute_tensor(columns, mesh_of((2,)), [Shard(1)], src_data_rank=None),
+            "plain": np.ones(5),
+        }
+        kept = [weakref.ref(x.to_local() if x is not tree["plain"] else x) for x in tree.values()]
+        pending = save(tmp_path, tree, asynchronous=True)
+        tree.clear()
+        del rows, columns
+        found = [ref() is None for ref in kept]
+        meshdist.barrier()
+        gate.opened.set()
+        pending.wait()
+        return found
+
+    assert meshdist.run(program, 2) == [[True] * 3] * 2

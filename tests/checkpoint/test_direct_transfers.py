@@ -162,7 +162,7 @@ def in_memory():
 
 
 def test_ranks_write_several_files_where_these_are_in_memory(in_memory, tmp_path, monkeypatch):
-    monkeypatch.setattr("meshdist.checkpoint.saving._LEAST_FILE_BYTES", 1 << 16)
+    monkeypatch.setattr("meshdist.checkpoint.planning._LEAST_FILE_BYTES", 1 << 16)
     arrays = {f"w{number}": np.arange(number, number + (1 << 18), dtype=np.float64) for number in range(5)}
 
     def program():

@@ -6,7 +6,7 @@ from checkpoint_trees import mesh_of
 
 import meshdist
 from meshdist.checkpoint import load, per_rank, save
-from meshdist.tensor import Replicate, Shard, distribute_tensor
+from meshdist.tensor import Partial, Replicate, Shard, distribute_tensor
 
 
 def check_refused(tmp_path, size, tree, message, **options):
@@ -97,11 +97,55 @@ def test_a_forgotten_per_rank(tmp_path, array, asynchronous):
     check_refused(tmp_path, 4, tree, message, asynchronous=asynchronous)
 
 
-def test_replicas_that_differ(tmp_path):
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "placements"),
+    [
+        ((4, 2), [Replicate(), Shard(0)]),
+        ((600, 2), [Replicate(), Shard(1)]),  # columns, which are written as rows
+        ((4, 2), [Replicate(), Partial()]),
+    ],
+)
+def test_replicas_that_differ(tmp_path, shape, placements, asynchronous):
     def tree(rank):
-        return {"w": distribute_tensor(np.full((4, 2), rank), mesh_of((2, 2)), [Replicate(), Shard(0)], None)}
+        x = np.full(shape, rank // 2 + 1)
+        return {"w": distribute_tensor(x, mesh_of((2, 2)), placements, src_data_rank=None)}
 
-    check_refused(tmp_path, 4, tree, r"'w', .* has different elements on ranks 0 and 2, which hold the same block")
+    message = r"'w', .* has different elements on ranks 0 and 2, which hold the same block"
+    check_refused(tmp_path, 4, tree, message, asynchronous=asynchronous)
+
+
+def test_arrays_of_one_name_that_are_written_alike(tmp_path):
+    """The columns of one stage become rows, as those of the other are."""
+
+    def tree(rank):
+        stage = rank // 2
+        return {"w": distribute_tensor(np.ones((600, 2)), mesh_of((2, 2))["b"], [Shard(1 - stage)], src_data_rank=None)}
+
+    message = r"'w' is .*Shard\(1\).* of ranks 0, 1 on rank 0 and .*Shard\(0\).* of ranks 2, 3 on rank 2: these are two"
+    check_refused(tmp_path, 4, tree, message)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_arrays_that_differ_since_the_save_before(tmp_path, asynchronous):
+    def program():
+        w = distribute_tensor(np.zeros((600, 2)), mesh_of((2, 2)), [Replicate(), Shard(1)], src_data_rank=None)
+        b = np.zeros(3)
+
+        def write(step):
+            return save(tmp_path, {"w": w, "b": b}, step=step, asynchronous=asynchronous)
+
+        write(0)
+        for x, name in ((b, "'b'"), (w.to_local(), "'w'")):
+            x[...] = meshdist.get_rank() // 2
+            with pytest.raises(ValueError, match=rf"\(rank 2 of 4\): {name}, .* different elements on ranks 0 and 2"):
+                write(1)
+            x[...] = 2
+        write(2)
+        return load(tmp_path, {"b": np.empty(3)}, strict=False)["b"].tolist()
+
+    assert meshdist.run(program, 4) == [[2, 2, 2]] * 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0", "step-2"]
 
 
 def test_what_rounding_changes_is_the_same(tmp_path):
