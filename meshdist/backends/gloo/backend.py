@@ -35,6 +35,8 @@ from meshdist.system.deadline import Deadline
 if TYPE_CHECKING:
     from meshdist.backends.gloo.hier.plans import InterHostCollectives
 
+_DESTROYED_MEANWHILE = "the group was destroyed, by another thread, when this call had begun"
+
 
 class GlooBackend(Backend):
     """The CPU backend. A group's first collective sets up its shared memory; messages need only the two ranks."""
@@ -44,7 +46,7 @@ class GlooBackend(Backend):
         if not isinstance(options.bells, SocketDoorbells):
             raise ValueError("backend 'gloo' is for ranks that are processes; this rank is a thread of meshdist.run")
         self._shared: ShmGroup | None = None
-        self._is_connected = False
+        self._is_connected = self._is_closed = False
         self._opening = threading.Lock()
         self._p2p: P2P | None = None
         self._inter_host: InterHostCollectives | None = None
@@ -186,6 +188,7 @@ class GlooBackend(Backend):
 
     def close(self) -> None:
         departure = self.options.peers.departure
+        self._is_closed = True  # before it is looked for what another thread sets up, which looks at this after that
         if self._shared is not None:
             self._shared.barrier.leave(departure)
             self._shared.tuning.save()
@@ -205,11 +208,14 @@ class GlooBackend(Backend):
     def _shm(self) -> ShmGroup:
         if self._shared is None:
             assert self._is_connected, "connect comes before prepare"
-            raise DistBackendError("the group was destroyed, by another thread, when this call had begun")
+            raise DistBackendError(_DESTROYED_MEANWHILE)
         return self._shared
 
     def _set_up(self) -> Iterator[Waitable]:
-        self._shared = ShmGroup(self, (yield from shared_segment(self)))
+        self._shared = shared = ShmGroup(self, (yield from shared_segment(self)))
+        if self._is_closed:
+            shared.barrier.leave(self.options.peers.departure)
+            raise DistBackendError(_DESTROYED_MEANWHILE)
         if self._p2p is not None:
             self._p2p.share(self._shared.region)
         yield from self._shared.wait_for_all()
