@@ -237,7 +237,8 @@ async def reserve_seat(ticket: Ticket, dask_worker: Any) -> Reserved:
                 " for as many ranks as there are other workers"
             )
             return Reserved(process, None, words)
-        seats.pop(job).discard()
+        if seats.pop(job, None) is not None:  # else it was dropped meanwhile
+            old.discard()
     if world_in(current_slot()) is not None:
         return Reserved(process, None, "is in a world already, by init_process_group; call destroy_process_group there")
     seat = Seat(dask_worker, ticket)

@@ -18,7 +18,7 @@ def test_sizes():
 
 def test_row_of_the_table():
     row = Row("all_reduce", 4096, 1024, 100, 3.141, 2.5, 9.0, 12.0, 1.304, 1.304, 0)
-    assert line(row).split() == ["4", "KiB", "1024", "100", "3.14", "2.50", "12.0", "1.30", "1.30", "0"]
+    assert line(row).split() == ["4", "KiB", "1024", "100", "3.14", "2.50", "9.00", "1.30", "1.30", "0"]
 
 
 @pytest.mark.parametrize("num_bytes", [8, (64 << 20) - 4, 1 << 30])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +36,7 @@ if find_spec("distributed") is not None or TYPE_CHECKING:
     from distributed import Client, Future, LocalCluster
 
     import meshdist.dask
+    from meshdist.dask.seat import Reserved, Seat, Ticket, _seats, drop_seat, reserve_seat
 
 RANKS = 2
 PROGRAM = (Path(__file__).parents[2] / "docs" / "dask.md").read_text().split("``` py\n")[1].split("```")[0]
@@ -280,6 +283,24 @@ def test_a_stuck_worker_is_left_out_where_others_are_free(
         meshdist.dask.run(client, dask_ranks.sums)
     os.close(os.open(fifo, os.O_WRONLY))
     assert meshdist.dask.run(client, dask_ranks.sums)[1][0] == 1
+
+
+def test_a_seat_may_be_dropped_while_the_next_job_waits_for_its_rank() -> None:
+    worker: Any = SimpleNamespace(address="tcp://127.0.0.1:1")
+    before = Seat(worker, Ticket("before", (worker.address,), b"", None, 1.0, 1.0, ""))
+    before.is_running = True
+    _seats(worker)["before"] = before
+
+    async def reserve() -> Reserved:
+        ticket = Ticket("next", ("tcp://127.0.0.1:2", worker.address), b"", None, 1.0, 1.0, "")
+        reserving = asyncio.create_task(reserve_seat(ticket, worker))
+        await asyncio.sleep(0)  # it waits now
+        before.is_running = False
+        drop_seat("before", worker)
+        return await asyncio.wait_for(reserving, 20)
+
+    assert asyncio.run(reserve()).refusal is None
+    assert list(_seats(worker)) == ["next"]
 
 
 def test_the_program_of_the_documentation_runs(tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ NOT_COMPARED = {
     "rendezvous": "init_process_group is compared, which calls it",
     "shrink_group": "torch has it for NCCL alone",
     "split_group": "torch has it for NCCL alone",
+    "torch": "the library itself, which torch.distributed has imported; ours has its backend",
 }
 
 
