@@ -50,12 +50,14 @@ class Exchange(NamedTuple):
         dtype: That of the messages.
         held: How this rank holds it; None: not at all.
         parts: What this rank writes of its rows.
+        num_bytes: The bytes of these rows, of which other ranks may write a part, or all.
     """
 
     name: str
     dtype: np.dtype[Any]
     held: Held | None
     parts: list[Part]
+    num_bytes: int
 
     def rows(self, block: Any, group: ProcessGroup) -> Any:
         """Return this rank's rows, a new array, given its block; all ranks of the group call it.
@@ -79,11 +81,6 @@ class Exchange(NamedTuple):
                     take[ranks[giver]] = rows[within(both, new)]
         all_to_all(take, give, group)
         return rows
-
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of this rank's rows."""
-        return sum(math.prod(shape_of(part.piece.block)) for part in self.parts) * self.dtype.itemsize
 
 
 @lru_cache(maxsize=10_000)
@@ -143,18 +140,20 @@ def share_of(rank: int, pieces: Mapping[str, Sequence[Piece]], held_by: Mapping[
     for name, listed in pieces.items():
         by_rank = held_by[name]
         held = by_rank.get(rank)
-        parts = share.parts
+        parts, num_elements = [], 0
+        if held is not None:
+            block = block_on(rank, held, held.layout)
+            num_elements = math.prod(shape_of(block))
+            parts = [
+                Part(name, number, piece, within(piece.block, block))
+                for number, piece in enumerate(listed)
+                if piece.owner == rank
+            ]
         if any(other.source is not other.layout for other in by_rank.values()):
             dtype = dtype_of(next(iter(by_rank.values())).dtype)
-            share.exchanges.append(Exchange(name, dtype, held, parts := []))
-        if held is None:
-            continue
-        block = block_on(rank, held, held.layout)
-        parts += [
-            Part(name, number, piece, within(piece.block, block))
-            for number, piece in enumerate(listed)
-            if piece.owner == rank
-        ]
+            share.exchanges.append(Exchange(name, dtype, held, parts, num_elements * dtype.itemsize))
+        else:
+            share.parts.extend(parts)
     return share
 
 

@@ -231,14 +231,18 @@ def test_blocks_become_rows_on_every_mesh_and_for_every_save(tmp_path, format, a
         for step in range(3):
             inner = distribute_tensor(np.full((400, 2), stage + step), mesh["b"], [Shard(1)], src_data_rank=None)
             tree = {"all": arrays_of_many_runs(mesh, step), f"stage{stage}": {"w": inner, "loss": stage + step}}
+            # Of both stages, with one row more on the first rank of each: one stage writes them.
+            numbers = np.arange(601 * 6).reshape(601, 6) + step
+            tree["both"] = both = distribute_tensor(numbers, mesh["b"], [Shard(1)], src_data_rank=None)
             expected = {name: x.full().tolist() for name, x in tree["all"].items()}
             pending = save(tmp_path, tree, step=step, asynchronous=asynchronous, format=format)
-            for x in (*tree["all"].values(), inner):
+            for x in (*tree["all"].values(), inner, both):
                 x.to_local()[...] = 0
             if asynchronous:
                 pending.wait()
             found = load(tmp_path / f"step-{step}")
             assert {name: x.tolist() for name, x in found["all"].items()} == expected
+            assert np.array_equal(found["both"], numbers)
             for other in (0, 1):
                 assert np.array_equal(found[f"stage{other}"]["w"], np.full((400, 2), other + step))
                 assert found[f"stage{other}"]["loss"] == other + step

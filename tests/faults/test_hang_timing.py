@@ -85,21 +85,22 @@ def test_of_those_that_begin_to_wait_at_once_one_warns(caplog):
     assert warnings == [0]
 
 
+def time_out(board, enough, **slow):
+    """Have rank 0 time out, as rank 1 does not come until `enough` is set; return how."""
+    go_slowly(board=board, **slow)
+    group = dist.new_group(timeout=1.0)
+    group.barrier()
+    if dist.get_rank() == 1:
+        enough.wait(30)
+        return None
+    failure = attempt(lambda: group.all_reduce(np.ones(4)))
+    enough.set()
+    return failure
+
+
 def test_a_story_that_is_long_in_coming_is_waited_for():
     board, enough = {}, threading.Event()
-
-    def main():
-        go_slowly(board=board, gather=lambda: time.sleep(0.8))
-        group = dist.new_group(timeout=1.0)
-        group.barrier()
-        if dist.get_rank() == 1:
-            enough.wait(30)
-            return None
-        failure = attempt(lambda: group.all_reduce(np.ones(4)))
-        enough.set()
-        return failure
-
-    failure = dist.run(main, 2)[0]
+    failure = dist.run(lambda: time_out(board, enough, gather=lambda: time.sleep(0.8)), 2)[0]
     assert failure.kind is dist.DistTimeoutError
     assert "rank 1 has not reached all_reduce(float64[4], op=sum), call 2" in failure.message
     assert failure.took_s < 3.0
@@ -151,17 +152,6 @@ def test_a_finding_of_before_says_how_old_it_is():
 
 def test_the_last_state_of_a_rank_is_kept_though_it_does_not_wait_for_the_answer():
     board, last, enough = {}, {}, threading.Event()
-
-    def main():
-        go_slowly(board=board, gather=lambda: enough.wait(30), last=last)
-        group = dist.new_group(timeout=1.0)
-        group.barrier()
-        if dist.get_rank() == 1:
-            enough.wait(30)
-            return None
-        failure = attempt(lambda: group.all_reduce(np.ones(4)))
-        enough.set()
-        return failure
-
-    assert dist.run(main, 2)[0].kind is dist.DistTimeoutError
+    failure = dist.run(lambda: time_out(board, enough, gather=lambda: enough.wait(30), last=last), 2)[0]
+    assert failure.kind is dist.DistTimeoutError
     assert last[0]["reason"] == TIMED_OUT
