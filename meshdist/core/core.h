@@ -219,6 +219,8 @@ void step_finish(Step *step, int phase, char *const *sent, char *const *received
 /* The first half, and wait until all have signalled. Returns -1 with an error set, and 1 if the ranks' sizes are not those
    agreed. */
 int step_meet(Step *step, char *const *sent, char *const *received, const Strided *strided, int *phase);
+/* The second half, and the wait before it. Returns as `step_run` does. */
+int step_rest(Step *step, uint64_t word, int phase, char *const *sent, char *const *received, const Strided *strided);
 /* Carry out a call with these arrays, whose sizes have been checked. Returns -1 with an error set, and 1 if nothing has
    been taken because the ranks' sizes are not those agreed. */
 int step_run(Step *step, char *const *sent, char *const *received, const Strided *strided);

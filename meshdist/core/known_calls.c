@@ -548,11 +548,11 @@ static PyObject *place_of_user(int *instruction)
 /* How far a call is when it is recorded. */
 typedef enum { CREATED_ONLY, HAS_STARTED, IS_DONE } Progress;
 
-/* Put a record of a call into the flight recorder, as `submit` does; a new reference. */
-static PyObject *begin_record(Calls *calls, PyObject *facts, unsigned long long number, Progress progress, PyObject *code,
-                              int instruction)
+/* Put a record of a call, begun at a time, into the flight recorder, as `submit` does; a new reference. */
+static PyObject *record_since(int64_t began_ns, Calls *calls, PyObject *facts, unsigned long long number,
+                              Progress progress, PyObject *code, int instruction)
 {
-    PyObject *record = PyList_New(7), *now = PyLong_FromLongLong(now_ns());
+    PyObject *record = PyList_New(7), *now = PyLong_FromLongLong(began_ns);
     if (record == NULL || now == NULL) {
         Py_XDECREF(record);
         Py_XDECREF(now);
@@ -570,6 +570,12 @@ static PyObject *begin_record(Calls *calls, PyObject *facts, unsigned long long 
     if (kept == NULL)
         Py_CLEAR(record);
     return record;
+}
+
+static PyObject *begin_record(Calls *calls, PyObject *facts, unsigned long long number, Progress progress, PyObject *code,
+                              int instruction)
+{
+    return record_since(now_ns(), calls, facts, number, progress, code, instruction);
 }
 
 void call_failed(Calls *calls, PyObject *prefix, PyObject *record)
@@ -681,14 +687,29 @@ static int run_announced(const Memo *memo, Array *array, PyObject *code, int ins
     return status;
 }
 
-static int run_call(const Memo *memo, const Buffers *sent, const Buffers *received, PyObject *send, PyObject *recv,
-                    PyObject *code, int instruction, PyObject **record)
+/* Carry out a call of one step. It is recorded while the signals are on their way, so that no rank waits for that. */
+static int run_step(const Memo *memo, const Buffers *sent, const Buffers *received, PyObject **record)
+{
+    Step *step = (Step *)memo->run;
+    uint64_t word;
+    int phase, instruction;
+    int64_t began_ns = now_ns();
+    unsigned long long number = ++memo->calls->num_calls;
+    if (step_begin(step, sent->data, received->data, NULL, &word, &phase) < 0)
+        return -1;
+    PyObject *code = place_of_user(&instruction);
+    if (code != NULL)
+        *record = record_since(began_ns, memo->calls, memo->facts, number, HAS_STARTED, code, instruction);
+    Py_XDECREF(code);
+    bool is_done = *record != NULL && step_rest(step, word, phase, sent->data, received->data, NULL) >= 0;
+    return is_done ? record_done(*record) : -1;
+}
+
+static int run_call(const Memo *memo, PyObject *send, PyObject *recv, PyObject *code, int instruction, PyObject **record)
 {
     *record = begin_record(memo->calls, memo->facts, ++memo->calls->num_calls, HAS_STARTED, code, instruction);
     if (*record == NULL)
         return -1;
-    if (Py_TYPE(memo->run) == step_type)
-        return step_run((Step *)memo->run, sent->data, received->data, NULL) < 0 ? -1 : record_done(*record);
     PyObject *ran = PyObject_CallFunctionObjArgs(memo->run, send, recv, NULL);
     Py_XDECREF(ran);
     return ran == NULL ? -1 : record_done(*record);
@@ -824,13 +845,14 @@ static PyObject *run_memo(Function *self, Memo *memo, PyObject *const *args)
     bool is_inbox = Py_TYPE(memo->run) == inbox_type, is_async = memo->kind != NULL;
     bool is_message = Py_TYPE(memo->run) == ring_type || is_inbox;
     bool is_later = is_async && (!is_message || is_inbox || received.count), is_exchange = memo->facts == Py_None;
+    bool is_step = Py_TYPE(memo->run) == step_type && !is_async;
     if ((share_memory(memo, &sent, &received, send == recv && !is_exchange) && share_elements(memo, send, recv))
         || (is_later && is_message && !may_defer(memo->calls)))
         return NULL;
     if (is_exchange)
         return run_exchange(memo, args, send, recv);
-    PyObject *code = place_of_user(&instruction);
-    if (code == NULL)
+    PyObject *code = is_step ? NULL : place_of_user(&instruction);
+    if (code == NULL && !(is_step && PyEval_GetFrame() != NULL))
         return NULL;
     memo->num_users++; /* it may be dropped while this waits */
     PyObject *result = NULL, *record = NULL;
@@ -838,10 +860,11 @@ static PyObject *run_memo(Function *self, Memo *memo, PyObject *const *args)
     if (is_async && is_message && sent.count)
         status = run_announced(memo, (Array *)send, code, instruction, &record, &result);
     if (status == 0)
-        status = is_later     ? run_later(memo, send, recv, code, instruction, &record, &result)
+        status = is_step      ? run_step(memo, &sent, &received, &record)
+                 : is_later   ? run_later(memo, send, recv, code, instruction, &record, &result)
                  : is_message ? run_message(memo, sent.count, (Array *)(sent.count ? send : recv), code, instruction,
                                             &record)
-                              : run_call(memo, &sent, &received, send, recv, code, instruction, &record);
+                              : run_call(memo, send, recv, code, instruction, &record);
     if (status > 0 && result == NULL) {
         result = is_async             ? sent_at_once(memo->prefix)
                  : memo->returned < 0 ? Py_NewRef(memo->result)
@@ -850,7 +873,7 @@ static PyObject *run_memo(Function *self, Memo *memo, PyObject *const *args)
     if (status < 0)
         call_failed(memo->calls, memo->prefix, record == NULL ? Py_None : record);
     Py_XDECREF(record);
-    Py_DECREF(code);
+    Py_XDECREF(code);
     memo_free(memo);
     return result;
 }

@@ -132,21 +132,34 @@ void step_finish(Step *self, int phase, char *const *sent, char *const *received
     with_gil(thread);
 }
 
+/* Wait until all have signalled. Returns as `step_meet` does. */
+static int await_all(const Step *self, uint64_t word, int phase)
+{
+    if (barrier_await(self->barrier, word, self->wait) < 0)
+        return -1;
+    return self->agreed != NULL
+           && memcmp(self->tables[phase], PyBytes_AS_STRING(self->agreed), PyBytes_GET_SIZE(self->agreed)) != 0;
+}
+
 int step_meet(Step *self, char *const *sent, char *const *received, const Strided *strided, int *phase)
 {
     uint64_t word;
-    if (step_begin(self, sent, received, strided, &word, phase) < 0 || barrier_await(self->barrier, word, self->wait) < 0)
-        return -1;
-    return self->agreed != NULL
-           && memcmp(self->tables[*phase], PyBytes_AS_STRING(self->agreed), PyBytes_GET_SIZE(self->agreed)) != 0;
+    return step_begin(self, sent, received, strided, &word, phase) < 0 ? -1 : await_all(self, word, *phase);
+}
+
+int step_rest(Step *self, uint64_t word, int phase, char *const *sent, char *const *received, const Strided *strided)
+{
+    int status = await_all(self, word, phase);
+    if (status == 0)
+        step_finish(self, phase, sent, received, strided);
+    return status;
 }
 
 int step_run(Step *self, char *const *sent, char *const *received, const Strided *strided)
 {
-    int phase, status = step_meet(self, sent, received, strided, &phase);
-    if (status == 0)
-        step_finish(self, phase, sent, received, strided);
-    return status;
+    uint64_t word;
+    int phase, status = step_begin(self, sent, received, strided, &word, &phase);
+    return status < 0 ? -1 : step_rest(self, word, phase, sent, received, strided);
 }
 
 int read_arrays(PyObject *buffers, int flags, char **data)
