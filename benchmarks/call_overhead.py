@@ -17,7 +17,7 @@ from sidebyside import machine, report
 from sidebyside.options import positive
 
 import meshdist as dist
-from meshdist.runtime.flight_recorder import COMPLETED, FlightRecorder, clock, place_of
+from meshdist.runtime.flight_recorder import FlightRecorder, clock, place_of
 
 LAYER_US, RECORD_US = 0.8, 0.3
 METHOD = """\
@@ -37,7 +37,7 @@ def recording() -> Callable[[], object]:
         now = clock()
         kept = [None, 1, now, now, 0, code, instruction]
         keep(kept)
-        kept[COMPLETED] = clock()
+        kept.completed = clock()
 
     return record
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
 from importlib import import_module
+from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 VARIABLE = "MESHDIST_CORE"
@@ -20,8 +21,7 @@ VARIABLE = "MESHDIST_CORE"
 
 _CHOICES = ("auto", "python", "require")
 # What this package and the module expect of each other; the same number stands in module.c.
-_INTERFACE = 25
-_CREATED = 2  # in a record; see `runtime.flight_recorder`
+_INTERFACE = 26
 
 T = TypeVar("T")
 
@@ -49,6 +49,28 @@ class PlainCalls:
         return
 
 
+class PlainRecord:
+    """What the flight recorder keeps of a call; what `Record` is without the core.
+
+    Attributes:
+        facts: What all calls like it have in common; see `flight_recorder.facts_in`.
+        sequence: The number of the call in its group.
+        created, started, completed: When it was, by `flight_recorder.clock`; 0 for not yet.
+        code, instruction: Where the user's code made the call.
+        error: In words, if it failed; else None.
+        peer: The end of the peer that caused the error, or None.
+    """
+
+    __slots__ = ("code", "completed", "created", "error", "facts", "instruction", "peer", "sequence", "started")
+
+    def __init__(self, facts: Any, sequence: int, created: int, started: int, code: CodeType, instruction: int) -> None:
+        self.facts, self.sequence = facts, sequence
+        self.created, self.started, self.completed = created, started, 0
+        self.code, self.instruction = code, instruction
+        self.error: str | None = None
+        self.peer: Any = None
+
+
 class PlainHandle:
     """What a Work consists of; what `Handle` is without the core, which has the same and more.
 
@@ -71,7 +93,7 @@ class PlainHandle:
             return
         if forgotten is not None:
             count, first = forgotten
-            is_older = first is None or self.record[_CREATED] < first[_CREATED]
+            is_older = first is None or self.record.created < first.created
             forgotten[:] = count + 1, self.record if is_older else first
 
 
@@ -132,6 +154,7 @@ if TYPE_CHECKING:
         Handle,
         Inbox,
         ObjectSender,
+        Record,
         Ring,
         SingleCopy,
         Step,
@@ -141,10 +164,11 @@ if TYPE_CHECKING:
 elif module is None:
     Function, Calls, Barrier, Ring, Step = partial, PlainCalls, None, None, None
     Chunks, Stream, SingleCopy, Inbox, ObjectSender, Exchange = None, None, None, None, None, None
-    Handle, TryLock = PlainHandle, threading.Lock
+    Handle, TryLock, Record = PlainHandle, threading.Lock, PlainRecord
 else:
     Function, Calls, Barrier, Ring, Step = module.Function, module.Calls, module.Barrier, module.Ring, module.Step
     Handle, TryLock, Stream, SingleCopy = module.Handle, module.TryLock, module.Stream, module.SingleCopy
+    Record = module.Record
     Inbox, ObjectSender, Exchange, Chunks = module.Inbox, module.ObjectSender, module.Exchange, module.Chunks
 
 
@@ -180,6 +204,7 @@ __all__ = [
     "Handle",
     "Inbox",
     "ObjectSender",
+    "Record",
     "Ring",
     "SingleCopy",
     "Step",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from types import CodeType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -37,6 +38,20 @@ class TryLock:
     def release(self) -> None: ...
     def locked(self) -> bool: ...
 
+class Record:
+    facts: Any
+    sequence: int
+    created: int
+    started: int
+    completed: int
+    code: CodeType
+    instruction: int
+    error: str | None
+    peer: Any
+    def __init__(
+        self, facts: Any, sequence: int, created: int, started: int, code: CodeType, instruction: int, /
+    ) -> None: ...
+
 class Handle:
     _callbacks: list[Callable[[], object]]
     _error: BaseException | None
@@ -46,7 +61,7 @@ class Handle:
     _value: Any
     _was_awaited: bool
     queue: Any
-    record: Any
+    record: Record
     forgotten: list[Any] | None
     kind: Any
     source: int

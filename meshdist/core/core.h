@@ -407,8 +407,7 @@ PyObject *objects_load(PyObject *pickle, PyObject *prefix);
 PyObject *objects_facts(PyObject *facts, Py_ssize_t number, Py_ssize_t num_bytes);
 extern PyMethodDef object_functions[];
 
-/* Places in a record, and in its facts; as in `flight_recorder`. */
-enum { FACTS = 0, CREATED = 2, STARTED = 3, COMPLETED = 4 };
+/* Places in the facts of a message; as in `flight_recorder`. */
 enum { DTYPE = 3, SHAPE = 4 };
 
 /* ---- known_calls.c: from the user's call to its plan */
@@ -417,6 +416,20 @@ typedef struct {
     PyObject_HEAD
     char is_taken;
 } TryLock;
+
+/* A record of a call, with times in ns, 0 for not yet; how far a call may be when it is recorded. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *facts, *code;
+    unsigned long long sequence;
+    int64_t created, started, completed;
+    int instruction;
+    PyObject *error, *peer; /* NULL if the call has not failed */
+} Record;
+
+typedef enum { CREATED_ONLY, HAS_STARTED, IS_DONE } Progress;
+
+extern PyTypeObject *record_type;
 
 /* One group's counts, and what is the same for all its calls. */
 typedef struct {
@@ -436,14 +449,24 @@ typedef struct {
 } Calls;
 
 extern PyTypeObject *function_type, *calls_type, *try_lock_type;
-/* Have Python raise the error that is set as that of a call with this record, None if it has none. */
-void call_failed(Calls *calls, PyObject *prefix, PyObject *record);
+/* Have Python raise the error that is set as that of a call with this record, NULL if it has none. */
+void call_failed(Calls *calls, PyObject *prefix, const Record *record);
 /* An error that is set hides those that it replaces, and with them what the user's code was handling when it made the call:
    show that again. */
 void show_handled(void);
-/* Record a message, which is done or will be, and then that it is. Return 1, or -1 with an error set. */
-int record_message(Calls *calls, PyObject *facts, bool is_done, PyObject **record);
-int record_done(PyObject *record);
+/* ---- record.c: records of calls, and where the user's code makes them; see `flight_recorder` */
+/* Put a record of a call into the flight recorder, as `submit` does; a new reference. */
+Record *record_call(Calls *calls, PyObject *facts, unsigned long long number, int64_t began_ns, Progress progress,
+                    PyObject *code, int instruction);
+/* Record a message, which is done or will be. Returns 1, or -1 with an error set. */
+int record_message(Calls *calls, PyObject *facts, bool is_done, Record **record);
+static inline int record_done(Record *record) { return record->completed = now_ns(), 1; }
+/* The code and instruction of the user's call, the innermost that is not the package's; a new reference. NULL if there
+   is no frame, or with an error. */
+PyObject *place_of_user(int *instruction);
+/* Whether code is the package's; -1 with an error. A function of its file, which `tell_ours_by` sets, knows. */
+int is_our_code(PyObject *code);
+void tell_ours_by(PyObject *function);
 
 /* ---- exchange.c: several messages as one call; see `groups.message_exchanges` */
 extern PyTypeObject *exchange_type;
@@ -456,8 +479,9 @@ typedef struct {
     char was_awaited; /* `wait` has returned, or raised the error of the call: `wait_any` skips it */
     PyObject *forgotten; /* that of the group's Calls, until the user asks whether it is done; NULL if nobody need */
     PyObject *value, *error, *callbacks, *observer, *prefix, *queue;
+    Record *record;
     /* Of a known call: until it is done, what carries it out. */
-    PyObject *record, *kind, *sent, *run, *job;
+    PyObject *kind, *sent, *run, *job;
     Calls *calls;
     unsigned long long changes; /* of the group, when the call was made */
     char has_begun;             /* it has signalled `word`, and uses the slot `phase` */
@@ -470,10 +494,10 @@ extern PyTypeObject *handle_type;
 /* Begin a known call that takes its place in the queue, or a receive that is deferred; or return the handle of a send
    that is announced, or done. The result is a new reference; NULL with an error set. */
 PyObject *begin_call(Calls *calls, PyObject *run, PyObject *kind, PyObject *prefix, PyObject *sent, PyObject *received,
-                     PyObject *record);
+                     Record *record);
 PyObject *defer_receive(Calls *calls, PyObject *run, PyObject *kind, PyObject *prefix, PyObject *received,
-                        PyObject *record, long source);
-PyObject *announced_send(Calls *calls, PyObject *run, PyObject *kind, PyObject *prefix, PyObject *sent, PyObject *record,
+                        Record *record, long source);
+PyObject *announced_send(Calls *calls, PyObject *run, PyObject *kind, PyObject *prefix, PyObject *sent, Record *record,
                          uint64_t number);
 PyObject *sent_at_once(PyObject *prefix);
 /* Whether one more receive may be deferred; and one more send by a ring is to be announced. */
@@ -482,6 +506,6 @@ bool may_announce(Calls *calls, PyObject *run);
 extern PyMethodDef work_functions[];
 
 extern PyType_Spec barrier_spec, step_spec, chunks_spec, ring_spec, inbox_spec, object_sender_spec, exchange_spec, function_spec,
-    calls_spec, try_lock_spec, handle_spec, stream_spec, single_copy_spec;
+    calls_spec, try_lock_spec, record_spec, handle_spec, stream_spec, single_copy_spec;
 
 #endif

@@ -82,7 +82,7 @@ static int move_one(Exchange *self, int leg, PyObject *sends, PyObject *receives
 }
 
 /* Returns the number of legs that are done, or -1 with an error set, which is that of the record. */
-static int move_all(Exchange *self, PyObject *sends, PyObject *receives, Sent *sent, PyObject **record)
+static int move_all(Exchange *self, PyObject *sends, PyObject *receives, Sent *sent, Record **record)
 {
     int num_legs = self->num_sends + self->num_receives, status = 1, done = 0;
     for (; done < num_legs; done++) {
@@ -130,13 +130,14 @@ static PyObject *exchange_call(PyObject *object, PyObject *const *args, size_t n
         return NULL;
     }
     Sent sent[MOST_SENDS] = {0};
-    PyObject *record = NULL, *result = NULL;
+    PyObject *result = NULL;
+    Record *record = NULL;
     /* Other messages that this rank waits for come before. */
     bool goes = self->calls->is_open && PyObject_Size(self->calls->deferred) == 0
                 && are_arrays(args[0], self->num_sends) && are_arrays(args[1], self->num_receives);
     int done = goes ? move_all(self, args[0], args[1], sent, &record) : 0;
     if (done < 0) {
-        call_failed(self->calls, self->prefix, record == NULL ? Py_None : record);
+        call_failed(self->calls, self->prefix, record);
     } else if (done < self->num_sends + self->num_receives) {
         int num_sent = done < self->num_sends ? done : self->num_sends;
         result = PyObject_CallFunction(self->rest, "iiOO", num_sent, done - num_sent, args[0], args[1]);

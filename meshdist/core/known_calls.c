@@ -22,14 +22,6 @@ enum { MOST_ARGS = 8, MOST_MEMOS = 64, MOST_KNOWN_ARRAYS = 64, MOST_KNOWN_ITEMS 
 static PyTypeObject *integer_type;
 /* A tuple: values of these types are compared by identity, besides None, numbers and strings. */
 static PyObject *identity_types;
-/* `is_ours` of `call_site`: whether a file is one of the package's. */
-static PyObject *is_ours;
-/* For code that has made calls: whether it is the package's. A place is taken by the last code that falls on it. */
-enum { NUM_CODES = 128 };
-static struct {
-    PyObject *code;
-    bool is_ours;
-} codes[NUM_CODES];
 /* Adds to the message of a TypeError which argument was meant. */
 static PyObject *explain;
 /* Counts changes of the world, which functions without a group run over. */
@@ -502,110 +494,18 @@ static bool overlap(const char *one, Py_ssize_t one_bytes, const char *other, Py
     return one < other + other_bytes && other < one + one_bytes;
 }
 
-/* Whether code is the package's; -1 with an error. */
-static int is_our_code(PyObject *code)
-{
-    size_t place = ((uintptr_t)code >> 5) % NUM_CODES;
-    if (codes[place].code != code) {
-        PyObject *file = PyObject_GetAttrString(code, "co_filename");
-        PyObject *ours = file == NULL ? NULL : PyObject_CallOneArg(is_ours, file);
-        Py_XDECREF(file);
-        if (ours == NULL)
-            return -1;
-        codes[place].is_ours = ours == Py_True;
-        Py_DECREF(ours);
-        Py_XSETREF(codes[place].code, Py_NewRef(code));
-    }
-    return codes[place].is_ours;
-}
-
-/* The code and instruction of the user's call, the innermost that is not the package's; a new reference. NULL if there
-   is no frame, or with an error. */
-static PyObject *place_of_user(int *instruction)
-{
-    PyFrameObject *frame = (PyFrameObject *)Py_XNewRef((PyObject *)PyEval_GetFrame()), *outer = NULL;
-    if (frame == NULL)
-        return NULL;
-    PyObject *code = (PyObject *)PyFrame_GetCode(frame);
-    int ours;
-    while ((ours = is_our_code(code)) > 0 && (outer = PyFrame_GetBack(frame)) != NULL) {
-        Py_SETREF(frame, outer);
-        Py_SETREF(code, (PyObject *)PyFrame_GetCode(frame));
-    }
-#if PY_VERSION_HEX >= 0x030B0000
-    *instruction = PyFrame_GetLasti(frame);
-#else
-    PyObject *last = PyObject_GetAttrString((PyObject *)frame, "f_lasti");
-    *instruction = last == NULL ? 0 : (int)PyLong_AsLong(last);
-    Py_XDECREF(last);
-#endif
-    Py_DECREF(frame);
-    if (ours < 0)
-        Py_CLEAR(code);
-    return code;
-}
-
-/* How far a call is when it is recorded. */
-typedef enum { CREATED_ONLY, HAS_STARTED, IS_DONE } Progress;
-
-/* Put a record of a call, begun at a time, into the flight recorder, as `submit` does; a new reference. */
-static PyObject *record_since(int64_t began_ns, Calls *calls, PyObject *facts, unsigned long long number,
-                              Progress progress, PyObject *code, int instruction)
-{
-    PyObject *record = PyList_New(7), *now = PyLong_FromLongLong(began_ns);
-    if (record == NULL || now == NULL) {
-        Py_XDECREF(record);
-        Py_XDECREF(now);
-        return NULL;
-    }
-    PyList_SET_ITEM(record, 0, Py_NewRef(facts));
-    PyList_SET_ITEM(record, 1, PyLong_FromUnsignedLongLong(number));
-    PyList_SET_ITEM(record, 2, now);
-    PyList_SET_ITEM(record, STARTED, progress >= HAS_STARTED ? Py_NewRef(now) : PyLong_FromLong(0));
-    PyList_SET_ITEM(record, COMPLETED, progress == IS_DONE ? Py_NewRef(now) : PyLong_FromLong(0));
-    PyList_SET_ITEM(record, 5, Py_NewRef(code));
-    PyList_SET_ITEM(record, 6, PyLong_FromLong(instruction));
-    PyObject *kept = PyObject_CallOneArg(calls->keep, record);
-    Py_XDECREF(kept);
-    if (kept == NULL)
-        Py_CLEAR(record);
-    return record;
-}
-
-static PyObject *begin_record(Calls *calls, PyObject *facts, unsigned long long number, Progress progress, PyObject *code,
-                              int instruction)
-{
-    return record_since(now_ns(), calls, facts, number, progress, code, instruction);
-}
-
-void call_failed(Calls *calls, PyObject *prefix, PyObject *record)
+void call_failed(Calls *calls, PyObject *prefix, const Record *record)
 {
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
     PyErr_NormalizeException(&type, &error, &trace);
     if (trace != NULL)
         PyException_SetTraceback(error, trace);
-    PyObject *raised = PyObject_CallFunctionObjArgs(calls->fail, error, prefix, record, NULL);
+    PyObject *raised = PyObject_CallFunctionObjArgs(calls->fail, error, prefix, record == NULL ? Py_None : (PyObject *)record, NULL);
     Py_XDECREF(raised); /* it raises */
     Py_XDECREF(type);
     Py_XDECREF(error);
     Py_XDECREF(trace);
-}
-
-int record_message(Calls *calls, PyObject *facts, bool is_done, PyObject **record)
-{
-    int instruction;
-    PyObject *code = place_of_user(&instruction);
-    if (code != NULL)
-        *record = begin_record(calls, facts, ++calls->num_messages, is_done ? IS_DONE : HAS_STARTED, code, instruction);
-    Py_XDECREF(code);
-    return *record == NULL ? -1 : 1;
-}
-
-int record_done(PyObject *record)
-{
-    PyObject *now = PyLong_FromLongLong(now_ns());
-    return now == NULL || PyList_SetItem(record, COMPLETED, now) < 0 ? -1 : 1;
 }
 
 /* Whether arrays lie as far apart as those of the call that is kept, which shared no elements; all with these strides. */
@@ -645,7 +545,7 @@ static bool share_elements(const Memo *memo, PyObject *send, PyObject *recv)
 
 /* Send or receive a message. It is recorded once it is done: one that needs a request is recorded by that. Returns 1, 0
    if it needs a request, or -1 with an error set; as do the two below. */
-static int run_message(const Memo *memo, bool sends, Array *array, PyObject *code, int instruction, PyObject **record)
+static int run_message(const Memo *memo, bool sends, Array *array, PyObject *code, int instruction, Record **record)
 {
     Array *moved = sends ? packed(array) : room_of(array);
     if (moved == NULL)
@@ -655,8 +555,8 @@ static int run_message(const Memo *memo, bool sends, Array *array, PyObject *cod
     if (status > 0 && !sends)
         unpack(array, moved);
     if (status > 0)
-        *record = begin_record(memo->calls, memo->facts, ++memo->calls->num_messages, status == 2 ? HAS_STARTED : IS_DONE,
-                               code, instruction);
+        *record = record_call(memo->calls, memo->facts, ++memo->calls->num_messages, now_ns(),
+                              status == 2 ? HAS_STARTED : IS_DONE, code, instruction);
     if (status > 0 && *record == NULL)
         status = -1;
     if (status == 2 && (status = ring_rest((Ring *)memo->run, (PyObject *)moved, number, memo->prefix)) > 0)
@@ -666,7 +566,7 @@ static int run_message(const Memo *memo, bool sends, Array *array, PyObject *cod
 }
 
 /* Begin a send whose receiver copies the message. */
-static int run_announced(const Memo *memo, Array *array, PyObject *code, int instruction, PyObject **record,
+static int run_announced(const Memo *memo, Array *array, PyObject *code, int instruction, Record **record,
                          PyObject **work)
 {
     Calls *calls = memo->calls;
@@ -676,7 +576,7 @@ static int run_announced(const Memo *memo, Array *array, PyObject *code, int ins
     Array *sent = packed(array);
     int status = sent == NULL ? -1 : ring_announce((Ring *)memo->run, sent->data, &number);
     if (status > 0) {
-        *record = begin_record(calls, memo->facts, ++calls->num_messages, HAS_STARTED, code, instruction);
+        *record = record_call(calls, memo->facts, ++calls->num_messages, now_ns(), HAS_STARTED, code, instruction);
         if (*record != NULL)
             *work = announced_send(calls, memo->run, memo->kind, memo->prefix, (PyObject *)sent, *record, number);
         if (*work != NULL && sent != array) /* the user may change the array at once */
@@ -688,7 +588,7 @@ static int run_announced(const Memo *memo, Array *array, PyObject *code, int ins
 }
 
 /* Carry out a call of one step. It is recorded while the signals are on their way, so that no rank waits for that. */
-static int run_step(const Memo *memo, const Buffers *sent, const Buffers *received, PyObject **record)
+static int run_step(const Memo *memo, const Buffers *sent, const Buffers *received, Record **record)
 {
     Step *step = (Step *)memo->run;
     uint64_t word;
@@ -699,15 +599,15 @@ static int run_step(const Memo *memo, const Buffers *sent, const Buffers *receiv
         return -1;
     PyObject *code = place_of_user(&instruction);
     if (code != NULL)
-        *record = record_since(began_ns, memo->calls, memo->facts, number, HAS_STARTED, code, instruction);
+        *record = record_call(memo->calls, memo->facts, number, began_ns, HAS_STARTED, code, instruction);
     Py_XDECREF(code);
     bool is_done = *record != NULL && step_rest(step, word, phase, sent->data, received->data, NULL) >= 0;
     return is_done ? record_done(*record) : -1;
 }
 
-static int run_call(const Memo *memo, PyObject *send, PyObject *recv, PyObject *code, int instruction, PyObject **record)
+static int run_call(const Memo *memo, PyObject *send, PyObject *recv, PyObject *code, int instruction, Record **record)
 {
-    *record = begin_record(memo->calls, memo->facts, ++memo->calls->num_calls, HAS_STARTED, code, instruction);
+    *record = record_call(memo->calls, memo->facts, ++memo->calls->num_calls, now_ns(), HAS_STARTED, code, instruction);
     if (*record == NULL)
         return -1;
     PyObject *ran = PyObject_CallFunctionObjArgs(memo->run, send, recv, NULL);
@@ -739,7 +639,8 @@ static PyObject *run_inbox(Memo *memo, PyObject *recv, bool is_bound)
     Inbox *inbox = (Inbox *)memo->run;
     /* An empty list receives any number of objects. */
     Found found = {.number = PyList_CheckExact(recv) && PyList_GET_SIZE(recv) > 0 ? PyList_GET_SIZE(recv) : -1};
-    PyObject *record = NULL, *facts = NULL, *result = NULL;
+    PyObject *facts = NULL, *result = NULL;
+    Record *record = NULL;
     memo->num_users++;
     int status = inbox_await(inbox);
     if (status == 1)
@@ -754,7 +655,7 @@ static PyObject *run_inbox(Memo *memo, PyObject *recv, bool is_bound)
     if (status == 1 && inbox->info == NULL)
         status = inbox_wake(inbox, &found);
     if (status < 0)
-        call_failed(memo->calls, memo->prefix, record == NULL ? Py_None : record);
+        call_failed(memo->calls, memo->prefix, record);
     else if (status == 1)
         result = message_result(memo, &found, recv, is_bound);
     else if (status == 2)
@@ -773,7 +674,8 @@ static PyObject *run_objects(Memo *memo, PyObject *list)
     Calls *calls = memo->calls;
     unsigned long long changes = calls->changes;
     uint64_t number;
-    PyObject *record = NULL, *facts = NULL, *result = NULL;
+    PyObject *facts = NULL, *result = NULL;
+    Record *record = NULL;
     memo->num_users++;
     PyObject *pickle = objects_dump(list);
     Py_ssize_t count = PyList_GET_SIZE(list), num_bytes = pickle == NULL ? 0 : PyBytes_GET_SIZE(pickle);
@@ -790,7 +692,7 @@ static PyObject *run_objects(Memo *memo, PyObject *list)
             status = record_done(record);
     }
     if (status < 0)
-        call_failed(calls, memo->prefix, record == NULL ? Py_None : record);
+        call_failed(calls, memo->prefix, record);
     else if (status > 0)
         result = sender->is_async ? sent_at_once(memo->prefix) : Py_NewRef(Py_None);
     else if (pickle != NULL)
@@ -817,12 +719,13 @@ static PyObject *run_exchange(Memo *memo, PyObject *const *args, PyObject *send,
 
 /* Begin a call that is carried out later. */
 static int run_later(const Memo *memo, PyObject *send, PyObject *recv, PyObject *code, int instruction,
-                     PyObject **record, PyObject **work)
+                     Record **record, PyObject **work)
 {
     Calls *calls = memo->calls;
     bool is_message = Py_TYPE(memo->run) != step_type;
     unsigned long long number = is_message ? ++calls->num_messages : ++calls->num_calls;
-    *record = begin_record(calls, memo->facts, number, is_message ? HAS_STARTED : CREATED_ONLY, code, instruction);
+    *record = record_call(calls, memo->facts, number, now_ns(), is_message ? HAS_STARTED : CREATED_ONLY, code,
+                          instruction);
     if (*record == NULL)
         return -1;
     *work = is_message ? defer_receive(calls, memo->run, memo->kind, memo->prefix, recv, *record, memo->source)
@@ -855,7 +758,8 @@ static PyObject *run_memo(Function *self, Memo *memo, PyObject *const *args)
     if (code == NULL && !(is_step && PyEval_GetFrame() != NULL))
         return NULL;
     memo->num_users++; /* it may be dropped while this waits */
-    PyObject *result = NULL, *record = NULL;
+    PyObject *result = NULL;
+    Record *record = NULL;
     int status = 0;
     if (is_async && is_message && sent.count)
         status = run_announced(memo, (Array *)send, code, instruction, &record, &result);
@@ -871,7 +775,7 @@ static PyObject *run_memo(Function *self, Memo *memo, PyObject *const *args)
                                       : Py_NewRef(args[memo->returned]);
     }
     if (status < 0)
-        call_failed(memo->calls, memo->prefix, record == NULL ? Py_None : record);
+        call_failed(memo->calls, memo->prefix, record);
     Py_XDECREF(record);
     Py_XDECREF(code);
     memo_free(memo);
@@ -1244,7 +1148,7 @@ static PyObject *configure(PyObject *module, PyObject *args)
     }
     Py_XSETREF(array_type, (PyTypeObject *)Py_NewRef(Py_TYPE(array)));
     Py_XSETREF(integer_type, (PyTypeObject *)Py_NewRef(integer));
-    Py_XSETREF(is_ours, Py_NewRef(function));
+    tell_ours_by(function);
     Py_XSETREF(new_array, Py_NewRef(empty));
     Py_RETURN_NONE;
 }

@@ -37,14 +37,14 @@ static Handle *new_handle(PyTypeObject *type, PyObject *prefix)
 }
 
 static Handle *new_call(PyTypeObject *type, Calls *calls, PyObject *run, PyObject *kind, PyObject *prefix, PyObject *sent,
-                        PyObject *received, PyObject *record, PyObject *queue)
+                        PyObject *received, Record *record, PyObject *queue)
 {
     Handle *self = new_handle(type, prefix);
     if (self == NULL)
         return NULL;
     self->calls = (Calls *)Py_NewRef(calls);
     self->run = Py_NewRef(run), self->kind = Py_NewRef(kind), self->sent = Py_NewRef(sent);
-    self->value = Py_NewRef(received), self->record = Py_NewRef(record), self->queue = Py_NewRef(queue);
+    self->value = Py_NewRef(received), self->record = (Record *)Py_NewRef(record), self->queue = Py_NewRef(queue);
     if (sent != Py_None || received != Py_None) /* a barrier has no arrays that might be used too early */
         self->forgotten = Py_XNewRef(calls->forgotten);
     self->changes = calls->changes;
@@ -94,7 +94,7 @@ static int activate(Calls *calls)
 }
 
 PyObject *begin_call(Calls *calls, PyObject *run, PyObject *kind, PyObject *prefix, PyObject *sent, PyObject *received,
-                     PyObject *record)
+                     Record *record)
 {
     Handle *self = new_call(planned_type, calls, run, kind, prefix, sent, received, record, calls->queue);
     if (self != NULL && (append(calls->outstanding, (PyObject *)self) < 0 || activate(calls) < 0))
@@ -124,7 +124,7 @@ static Py_ssize_t bytes_of(PyObject *run)
 }
 
 PyObject *defer_receive(Calls *calls, PyObject *run, PyObject *kind, PyObject *prefix, PyObject *received,
-                        PyObject *record, long source)
+                        Record *record, long source)
 {
     bool of_objects = Py_TYPE(run) == inbox_type && ((Inbox *)run)->what == OBJECT_LISTS;
     Handle *self = new_call(of_objects ? objects_type : deferred_type, calls, run, kind, prefix, Py_None, received, record,
@@ -145,7 +145,7 @@ PyObject *defer_receive(Calls *calls, PyObject *run, PyObject *kind, PyObject *p
     return (PyObject *)self;
 }
 
-PyObject *announced_send(Calls *calls, PyObject *run, PyObject *kind, PyObject *prefix, PyObject *sent, PyObject *record,
+PyObject *announced_send(Calls *calls, PyObject *run, PyObject *kind, PyObject *prefix, PyObject *sent, Record *record,
                          uint64_t number)
 {
     Handle *self = new_call(announced_type, calls, run, kind, prefix, sent, Py_None, record, calls->announcing);
@@ -184,17 +184,10 @@ static void release(Handle *self)
     Py_XDECREF(calls);
 }
 
-static void note_time(Handle *self, int place)
-{
-    PyObject *now = PyLong_FromLongLong(now_ns());
-    if (now == NULL || PyList_SetItem(self->record, place, now) < 0)
-        PyErr_Clear(); /* the time is lost, not the call */
-}
-
 /* The call is done. What was asked for meanwhile, by another thread, is called by `call_back`. */
 static void mark_done(Handle *self)
 {
-    note_time(self, COMPLETED);
+    record_done(self->record);
     self->is_done = 1;
 }
 
@@ -227,7 +220,7 @@ static int advance(Handle *self, PyObject *deque)
     int status = 0;
     if (!self->has_begun) {
         uint64_t word;
-        note_time(self, STARTED);
+        self->record->started = now_ns();
         self->has_begun = 1;
         status = step_begin(step, &sent, &received, NULL, &word, &self->phase);
         self->word = word;
@@ -290,8 +283,11 @@ static int note_found(Handle *self, const Inbox *inbox, const Found *found)
     if (found->pickle == NULL)
         return 1;
     Py_SETREF(self->value, Py_NewRef(found->pickle));
-    PyObject *facts = objects_facts(PyList_GET_ITEM(self->record, FACTS), found->number, PyBytes_GET_SIZE(found->pickle));
-    return facts == NULL || PyList_SetItem(self->record, FACTS, facts) < 0 ? -1 : 1;
+    PyObject *facts = objects_facts(self->record->facts, found->number, PyBytes_GET_SIZE(found->pickle));
+    if (facts == NULL)
+        return -1;
+    Py_SETREF(self->record->facts, facts);
+    return 1;
 }
 
 /* Take the message of the first receive, which is not in the deque meanwhile: other threads may run. */
@@ -575,7 +571,6 @@ static int handle_traverse(Handle *self, visitproc visit, void *arg)
     Py_VISIT(self->callbacks);
     Py_VISIT(self->observer);
     Py_VISIT(self->queue);
-    Py_VISIT(self->record);
     Py_VISIT(self->forgotten);
     Py_VISIT(self->kind);
     Py_VISIT(self->sent);
@@ -585,12 +580,9 @@ static int handle_traverse(Handle *self, visitproc visit, void *arg)
     return 0;
 }
 
-static bool is_older(PyObject *record, PyObject *other)
+static bool is_older(const Record *record, PyObject *other)
 {
-    if (!PyList_CheckExact(record) || PyList_GET_SIZE(record) <= CREATED)
-        return false;
-    return other == Py_None
-           || PyLong_AsLongLong(PyList_GET_ITEM(record, CREATED)) < PyLong_AsLongLong(PyList_GET_ITEM(other, CREATED));
+    return Py_TYPE(other) != record_type || record->created < ((Record *)other)->created;
 }
 
 /* The last reference to a work goes. If the user has not asked whether its call is done, the group is to know. */
@@ -685,7 +677,6 @@ static PyMemberDef members[] = {
     {"_observer", T_OBJECT_EX, offsetof(Handle, observer), 0, NULL},
     {"_error_prefix", T_OBJECT, offsetof(Handle, prefix), 0, NULL},
     {"queue", T_OBJECT, offsetof(Handle, queue), 0, NULL},
-    {"record", T_OBJECT, offsetof(Handle, record), 0, NULL},
     {"forgotten", T_OBJECT, offsetof(Handle, forgotten), 0, NULL},
     {"kind", T_OBJECT, offsetof(Handle, kind), 0, NULL},
     {"sent", T_OBJECT, offsetof(Handle, sent), READONLY, NULL},
@@ -696,8 +687,24 @@ static PyMemberDef members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
+static PyObject *handle_record(Handle *self, void *closure)
+{
+    return Py_NewRef(self->record == NULL ? Py_None : (PyObject *)self->record);
+}
+
+static int handle_set_record(Handle *self, PyObject *record, void *closure)
+{
+    if (record == NULL || Py_TYPE(record) != record_type) {
+        PyErr_SetString(PyExc_TypeError, "record must be a Record");
+        return -1;
+    }
+    Py_XSETREF(self->record, (Record *)Py_NewRef(record));
+    return 0;
+}
+
 static PyGetSetDef properties[] = {
     {"_callbacks", (getter)handle_callbacks, (setter)handle_set_callbacks, NULL, NULL},
+    {"record", (getter)handle_record, (setter)handle_set_record, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -80,10 +80,11 @@ from pathlib import PurePath
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from meshdist.core import Record
 from meshdist.debug.blocked_rank import ANY, BlockedRank
 from meshdist.debug.blocked_wait import BlockedWait, Surroundings, awaited_ranks, publish_ended
 from meshdist.debug.stacks import own_threads
-from meshdist.runtime.flight_recorder import COMPLETED, SEQUENCE, Record, facts_in, site_in
+from meshdist.runtime.flight_recorder import facts_in, site_in
 from meshdist.runtime.work import in_progress_thread
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ class DeadlockDetector:
         progress that is not in the queue of an awaited one.
         """
         asynchronous = self._world.progress.records
-        records = [record for record in self._world.recorder.records() if not record[COMPLETED]]
+        records = [record for record in self._world.recorder.records() if not record.completed]
         sync = [record for record in records if not any(record is one for one in asynchronous)]
         if len(sync) != (awaited is None):
             return [], []
@@ -269,7 +270,7 @@ class DeadlockDetector:
 def _words(record: Record) -> str:
     facts = facts_in(record)
     kind = "message" if facts.is_message else "call"
-    return f"{facts.text}, {kind} {record[SEQUENCE]} on {facts.label!r}, at {PurePath(site_in(record)[0]).name}"
+    return f"{facts.text}, {kind} {record.sequence} on {facts.label!r}, at {PurePath(site_in(record)[0]).name}"
 
 
 def _with_ranks(groups: Iterable[tuple[str, Collection[int]]]) -> tuple[tuple[str, int], ...]:

@@ -10,22 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshdist._version import __version__
+from meshdist.core import Record
 from meshdist.debug.stacks import Stack, stack_of_error, stacks
 from meshdist.groups.world import current_world
 from meshdist.runtime.departure import PeerFailure, describe, in_words
-from meshdist.runtime.flight_recorder import (
-    COMPLETED,
-    CREATED,
-    DIRECTORY_VARIABLE,
-    ERROR,
-    PEER,
-    SEQUENCE,
-    STARTED,
-    Record,
-    clock,
-    facts_in,
-    site_in,
-)
+from meshdist.runtime.flight_recorder import DIRECTORY_VARIABLE, clock, facts_in, site_in
 
 if TYPE_CHECKING:
     from meshdist.groups.world import World
@@ -121,7 +110,7 @@ def dump_fault(world: World, reason: str) -> None:
 def dump_terminated(world: World) -> None:
     """Write the state of a rank that is asked to end, unless its file is of the call that failed just before."""
     records = world.recorder.records()
-    has_failed = bool(records) and len(records[-1]) > ERROR
+    has_failed = bool(records) and records[-1].error is not None
     if not (has_failed and _has_written(world, Path(os.environ.get(DIRECTORY_VARIABLE, "")))):
         dump_fault(world, "SIGTERM")
 
@@ -148,7 +137,7 @@ def rank_state(world: World, reason: str, most: int | None = None) -> dict[str, 
     offset = now_ns - clock()
     records = world.recorder.records()
     if most is not None and len(records) > most:
-        records = [record for record in records[:-most] if not record[COMPLETED]] + records[-most:]
+        records = [record for record in records[:-most] if not record.completed] + records[-most:]
     card = world.card
     found = stacks(None if world.ranks_are_processes else (world.thread,))
     own = found.get(world.thread) or Stack([], None, False)
@@ -194,7 +183,7 @@ def _awaits(world: World, records: list[Record], offset: int) -> dict[str, Any] 
     waiting = world.progress.waiting.get(world.thread)
     if waiting is None:
         return None
-    places = {id(record): place for place, record in enumerate(records) if not record[COMPLETED]}
+    places = {id(record): place for place, record in enumerate(records) if not record.completed}
     calls = [places[id(work.record)] for work in waiting.works if id(work.record) in places]
     return {"calls": calls, "since_s": _seconds(waiting.since_ns, offset)}
 
@@ -216,7 +205,7 @@ def _record(record: Record, offset: int) -> dict[str, Any]:
     data = {
         "group": facts.group,
         "label": facts.label,
-        "sequence": record[SEQUENCE],
+        "sequence": record.sequence,
         "call": facts.name,
         "kind": "message" if facts.is_message else "collective",
         "text": facts.text,
@@ -224,17 +213,17 @@ def _record(record: Record, offset: int) -> dict[str, Any]:
         "received": [[dtype, list(shape)] for dtype, shape in facts.received],
         "root": facts.root,
         "tag": facts.tag,
-        "created_s": _seconds(record[CREATED], offset),
-        "started_s": _seconds(record[STARTED], offset),
-        "completed_s": _seconds(record[COMPLETED], offset),
+        "created_s": _seconds(record.created, offset),
+        "started_s": _seconds(record.started, offset),
+        "completed_s": _seconds(record.completed, offset),
         "timeout_s": facts.timeout_s if facts.timeout_s != float("inf") else None,
         "state": _state(record),
         "site": site,
         "function": function,
     }
-    if len(record) > ERROR:
-        data["error"] = record[ERROR]
-        data.update(_peers_end(record[PEER]))
+    if record.error is not None:
+        data["error"] = record.error
+        data.update(_peers_end(record.peer))
     return data
 
 
@@ -245,11 +234,11 @@ def _peers_end(failure: PeerFailure | None) -> dict[str, Any]:
 
 
 def _state(record: Record) -> str:
-    if len(record) > ERROR:
+    if record.error is not None:
         return "failed"
-    if record[COMPLETED]:
+    if record.completed:
         return "completed"
-    return "started" if record[STARTED] else "queued"
+    return "started" if record.started else "queued"
 
 
 def _seconds(time_ns: int, offset: int) -> float | None:

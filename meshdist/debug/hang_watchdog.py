@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from meshdist.debug.dump import GAVE_UP, MOST_OLD_S, RECORDS_SENT, TIMED_OUT, rank_state
 from meshdist.errors import DistError, DistTimeoutError
-from meshdist.runtime.flight_recorder import COMPLETED, SEQUENCE, facts_in
+from meshdist.runtime.flight_recorder import facts_in
 from meshdist.runtime.waiting import grace_s
 from meshdist.system.deadline import Deadline
 from meshdist.system.platform import start_thread
@@ -377,8 +377,8 @@ class HangWatchdog:
     def _open_call(self) -> dict[str, Any]:
         """Return the group and the number of the call that this rank waits for, as fields of a log record."""
         for record in reversed(self._world.recorder.records()):
-            if not record[COMPLETED]:
-                return {"group": facts_in(record).label, "sequence": record[SEQUENCE]}
+            if not record.completed:
+                return {"group": facts_in(record).label, "sequence": record.sequence}
         return {}
 
 

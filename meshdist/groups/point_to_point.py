@@ -14,6 +14,7 @@ from meshdist.arrays.device_types import device_type_of
 from meshdist.arrays.host import Array, labelled_dtype, pack
 from meshdist.arrays.plain_numbers import plain_number
 from meshdist.backends.base import Backend
+from meshdist.core import Record
 from meshdist.errors import DistBackendError, DistError, DistTimeoutError
 from meshdist.groups.message_exchanges import Exchanges, known_receive, known_send
 from meshdist.groups.tags_and_probes import MessageGroup
@@ -32,7 +33,7 @@ from meshdist.groups.unposted_messages import (
 )
 from meshdist.groups.watched_messages import WatchedMessages
 from meshdist.runtime.device_calls import DeviceCalls, Parcel
-from meshdist.runtime.flight_recorder import COMPLETED, FACTS, Record, clock, users
+from meshdist.runtime.flight_recorder import clock, users
 from meshdist.runtime.hooks import EXCHANGE_CALLS, MESSAGE_CALLS, CallObserver
 from meshdist.runtime.object_messages import ObjectMessage, ObjectsWork, async_calls
 from meshdist.runtime.plan_cache import remember
@@ -135,13 +136,13 @@ class PointToPoint(Exchanges):
             backend.wait(self._post_send(backend, array, dst, tag), error_prefix)
         except BaseException as error:
             raise group.fail(error, error_prefix, record) from None
-        record[COMPLETED] = clock()
+        record.completed = clock()
         if request is not None:
             self._note(request, tensor)
         elif given is tensor and of == "send" and dst != self._rank:
             self._keep_request(requests, of, array, dst, tag, backend.fast_send, sends=True)
         elif type(tensor) is ObjectMessage:
-            self.known.sent_objects(record[FACTS], backend.fast_send, tensor, self.send)
+            self.known.sent_objects(record.facts, backend.fast_send, tensor, self.send)
 
     def recv(self, tensor: Any, src: int | None, tag: int, of: str = "recv", *, is_size_exchange: bool = False) -> int:
         """Receive a message from rank `src`, or from any rank if it is None; return the sender. See `send`."""
@@ -176,15 +177,15 @@ class PointToPoint(Exchanges):
             backend.wait(incoming, error_prefix)
         except BaseException as error:
             raise group.fail(error, error_prefix, record) from None
-        record[COMPLETED] = clock()
+        record.completed = clock()
         if type(tensor) is ObjectMessage:
             self._take_objects(tensor, incoming, record, backend)
-            self.known.note_receive(record[FACTS], tensor.given)
+            self.known.note_receive(record.facts, tensor.given)
         elif packed is not array:
             array[...] = packed
         elif src is None and packed is tensor and of == "recv":
-            self.known.received(record[FACTS], backend, tensor, incoming.source)
-            self.known.note_receive(record[FACTS], tensor)
+            self.known.received(record.facts, backend, tensor, incoming.source)
+            self.known.note_receive(record.facts, tensor)
         if request is None and array is tensor and src is not None and src != self._rank and of == "recv":
             self._keep_request(requests, of, packed, src, tag, backend.fast_recv, sends=False)
         return incoming.source
@@ -219,7 +220,7 @@ class PointToPoint(Exchanges):
         elif array is tensor and dst != self._rank:
             self._keep_request(requests, of, packed, dst, tag, backend.fast_isend, sends=True, label=label)
         elif type(tensor) is ObjectMessage:
-            self.known.sent_objects(record[FACTS], backend.fast_isend, tensor, self.isend)
+            self.known.sent_objects(record.facts, backend.fast_isend, tensor, self.isend)
         return work
 
     def irecv(self, tensor: Any, src: int | None, tag: int, of: str = "irecv", label: str = "") -> Work:
@@ -243,7 +244,7 @@ class PointToPoint(Exchanges):
         src = self._only_source(src)
         work = (ObjectsWork if type(tensor) is ObjectMessage else ReceiptWork)(error_prefix, tensor)
         record = self.begin_record(of, packed, src, tag, sends=False)
-        facts: Facts = record[FACTS]
+        facts: Facts = record.facts
 
         def arrive(incoming: Incoming) -> None:
             work.source = group.ranks[incoming.source]
@@ -252,7 +253,7 @@ class PointToPoint(Exchanges):
             elif packed is not array:
                 array[...] = packed
             elif src is None and not label:
-                self.known.received(record[FACTS], backend, tensor, incoming.source)
+                self.known.received(record.facts, backend, tensor, incoming.source)
 
         post = partial(self._post_recv, backend, packed, src, tag, label)
         is_long = packed.nbytes > _LONG_BYTES
@@ -326,8 +327,8 @@ class PointToPoint(Exchanges):
             work.complete(self._group.fail(error, self._group.error_prefix(work.request.facts[0]), work.record))
             raise
         work.source = work.request.source
-        work.record[FACTS] = work.request.facts  # with the number of objects that have come
-        work.record[COMPLETED] = clock()
+        work.record.facts = work.request.facts  # with the number of objects that have come
+        work.record.completed = clock()
         return True
 
     def _post_deferred(self, work: Deferred) -> None:
@@ -349,7 +350,7 @@ class PointToPoint(Exchanges):
             elif room is not array:
                 array[...] = room
             elif src is None:
-                self.known.received(work.record[FACTS], backend, array, incoming.source)
+                self.known.received(work.record.facts, backend, array, incoming.source)
 
         post = partial(self._post_recv, backend, room, src, tag, work.request.label)
         self._begin(work, error_prefix, ("from", src, tag), post, arrive, work.record)
@@ -384,8 +385,10 @@ class PointToPoint(Exchanges):
             request.caller = code = frame.f_code
         calls = self._group.calls
         calls.num_messages = sequence = calls.num_messages + 1
-        now = clock()  # one time for all three: the message is done
-        self._recorder.keep([request.facts, sequence, now, now, now, code, frame.f_lasti])
+        now = clock()
+        record = Record(request.facts, sequence, now, now, code, frame.f_lasti)
+        record.completed = now
+        self._recorder.keep(record)
         self._note(request, tensor)
         return True
 
@@ -438,7 +441,7 @@ class PointToPoint(Exchanges):
         if is_done:
             if arrive is not None:
                 arrive(waitable)
-            record[COMPLETED] = clock()
+            record.completed = clock()
             work.complete(None)
             return
         if queue is None:
@@ -469,13 +472,13 @@ class PointToPoint(Exchanges):
         return array, array
 
     def _take_objects(self, message: ObjectMessage, incoming: Incoming, record: Record, backend: Backend) -> None:
-        facts = of, group, label, _, _, *rest = record[FACTS]
+        facts = of, group, label, _, _, *rest = record.facts
         came = incoming.pickle
         if came is None:
             error_prefix = self._group.error_prefix(of)
             raise DistBackendError("the backend does not receive lists of objects", error_prefix=error_prefix)
         message.take(came)
-        record[FACTS] = of, group, label, came.dtype, came.shape, *rest
+        record.facts = of, group, label, came.dtype, came.shape, *rest
         self.known.received_objects(facts, backend, incoming.source, came)
 
     def _parcel(

@@ -17,6 +17,7 @@ from meshdist import core
 from meshdist.arrays.reduce_op import Op
 from meshdist.backends.base import Backend, Plan
 from meshdist.collectives.methods import CollectiveMethods
+from meshdist.core import Record
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistTimeoutError
 from meshdist.groups.checked_call import CheckedCall
 from meshdist.groups.group_backends import GroupBackends
@@ -25,7 +26,7 @@ from meshdist.groups.point_to_point import PointToPoint
 from meshdist.runtime.call import CollectiveSpec, ShapeRule, Splits
 from meshdist.runtime.departure import earlier_failure, gave_up
 from meshdist.runtime.device_calls import DeviceCalls, Request
-from meshdist.runtime.flight_recorder import Record, clock, located, users
+from meshdist.runtime.flight_recorder import clock, located, users
 from meshdist.runtime.forgotten import never_waited_for
 from meshdist.runtime.handover import Handover
 from meshdist.runtime.hooks import CallHooks
@@ -211,7 +212,7 @@ class ProcessGroup(CollectiveMethods, Membership, metaclass=NamesExplained):
         calls = self.calls
         calls.num_calls = sequence = calls.num_calls + 1
         now = clock()
-        record = [plan.facts, sequence, now, now, 0, code, frame.f_lasti]
+        record = Record(plan.facts, sequence, now, now, code, frame.f_lasti)
         self._keep(record)
         if async_op or self._queued:
             if async_op and calls.note is not None and isinstance(plan.runner, core.Step):
@@ -221,7 +222,7 @@ class ProcessGroup(CollectiveMethods, Membership, metaclass=NamesExplained):
             plan.run(send, recv)
         except BaseException as error:
             raise self.fail(error, plan.error_prefix, record) from None
-        record[4] = clock()  # COMPLETED; a literal is faster than a global name
+        record.completed = clock()
         if calls.note is not None:
             calls.note(plan.runner, plan.facts, plan.error_prefix, send, recv, plan.apart)
         return recv
@@ -402,7 +403,7 @@ class ProcessGroup(CollectiveMethods, Membership, metaclass=NamesExplained):
     def _enqueue(
         self, error_prefix: str, steps: Any, recv: Any, async_op: bool, record: Record, timeout_s: float | None = None
     ) -> Any:
-        record[3] = 0  # not STARTED
+        record.started = 0
         work = Work(error_prefix, recv)
         work.record = record
         job = Job(steps, work, self.timeout_s if timeout_s is None else timeout_s, error_prefix, self.fail, record)
@@ -410,7 +411,7 @@ class ProcessGroup(CollectiveMethods, Membership, metaclass=NamesExplained):
             self._world.progress.submit(self._queue, job)
         except DistError as error:
             raise self.fail(error, error_prefix, record) from None
-        if async_op and (record[0].sent or record[0].received):  # else it has no arrays that may be used too early
+        if async_op and (record.facts.sent or record.facts.received):  # without arrays, none may be used too early
             work._expect_wait(record, self.calls.forgotten)
         try:
             return work if async_op else work.result()

@@ -10,9 +10,10 @@ import numpy as np
 from meshdist.arrays.host import Array, describe_value, labelled_dtype
 from meshdist.backends.base import Backend
 from meshdist.backends.p2p.own_messages import OwnMessages as QueuedOwnMessages
+from meshdist.core import Record
 from meshdist.groups.known_messages import KnownMessages
 from meshdist.groups.unposted_messages import Facts
-from meshdist.runtime.flight_recorder import COMPLETED, FACTS, Record, clock
+from meshdist.runtime.flight_recorder import clock
 from meshdist.runtime.hooks import HookedGroup
 from meshdist.runtime.interfaces import OwnMessages
 from meshdist.runtime.waiting import Found, Incoming, Probe, Waitable, is_ready
@@ -62,10 +63,10 @@ class Probes(ABC):
             backend.wait(probe, error_prefix)
         except BaseException as error:
             raise self._group.fail(error, error_prefix, record) from None
-        record[COMPLETED] = clock()
+        record.completed = clock()
         found = probe.found()
         if src != self._rank:
-            self.known.probed("probe", src, tag, backend, found, record[FACTS])
+            self.known.probed("probe", src, tag, backend, found, record.facts)
         return found
 
     def iprobe(self, src: int | None, tag: int | None) -> Found | None:

@@ -22,8 +22,9 @@ import numpy as np
 from meshdist import core
 from meshdist.arrays.host import Array, dtype_of_objects
 from meshdist.backends.base import FastPath
+from meshdist.core import Record
 from meshdist.errors import DistError
-from meshdist.runtime.flight_recorder import CREATED, Record, clock
+from meshdist.runtime.flight_recorder import clock
 from meshdist.runtime.handover import hand_over
 from meshdist.runtime.object_messages import ObjectMessage, ObjectsWork, unpickle
 from meshdist.runtime.progress import NAP_S, Job, JobQueue, Progress
@@ -252,7 +253,7 @@ class _IsQuiet(WithoutBell):
         first, now_ns = self._receives.first(), clock()
         if first is not None:
             self._seen_ns = now_ns
-            if first[CREATED] < now_ns - _NEW_NS or self._receives.is_closed:
+            if first.created < now_ns - _NEW_NS or self._receives.is_closed:
                 self._receives.post_all()
                 self._posted_ns = now_ns
         return self._receives.is_closed or now_ns - self._seen_ns > _QUIET_NS
@@ -321,7 +322,8 @@ class DeferredReceives(Unposted):
             return
         self._is_watched = True
         work = Work("posting receives", None)
-        job = Job(self._watched, work, math.inf, "posting receives", self._unwatched, [*first])
+        record = Record(first.facts, first.sequence, first.created, 0, first.code, first.instruction)
+        job = Job(self._watched, work, math.inf, "posting receives", self._unwatched, record)
         self._queue.progress.submit(self._queue, job)
 
     def _watched(self) -> Iterator[Waitable]:

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import PurePath
 from types import CodeType, FrameType
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from meshdist import core
 from meshdist.arrays.host import describe_objects, is_of_objects
+from meshdist.core import Record
 from meshdist.errors import CallMade, DistBackendError, DistError
 from meshdist.runtime.call import Call, each
 from meshdist.runtime.call_site import is_ours, line_of, place_in
@@ -33,12 +34,6 @@ DIRECTORY_VARIABLE = "MESHDIST_FLIGHT_RECORDER_DIR"
 FIRST_OWN_TAG = 1 << 62
 
 clock = time.monotonic_ns
-
-# A record: the facts; the number of the call in its group; the times when it was created, started and completed (by
-# `clock`; 0 for not yet); the code object and the instruction of the user's call; and, if it failed, the error, and the
-# end of the peer that caused it, or None. A list, since no other mutable object is as cheap to make.
-Record: TypeAlias = "list[Any]"
-FACTS, SEQUENCE, CREATED, STARTED, COMPLETED, CODE, INSTRUCTION, ERROR, PEER = range(9)
 
 
 @dataclass(slots=True, eq=False)
@@ -98,14 +93,14 @@ class FlightRecorder:
         """Return a new record of a call that is about to be made; a queued call has not started."""
         code, instruction = place_of(users(sys._getframe(1)))
         now = clock()
-        record = [facts, sequence, now, now if started else 0, 0, code, instruction]
+        record = Record(facts, sequence, now, now if started else 0, code, instruction)
         self.keep(record)
         return record
 
     def end(self, record: Record, error: BaseException | None = None) -> None:
         if error is not None:
             note_error(record, error)
-        record[COMPLETED] = clock()
+        record.completed = clock()
 
     def records(self) -> list[Record]:
         """Return the records, the oldest first."""
@@ -117,8 +112,8 @@ class FlightRecorder:
         `text` is how the text of that call must begin. If it does not, or the record is no longer kept: "".
         """
         for record in reversed(self._ring.copy()):
-            facts = record[FACTS]
-            if not isinstance(facts, CallFacts) or facts.group != group or not record[COMPLETED]:
+            facts = record.facts
+            if not isinstance(facts, CallFacts) or facts.group != group or not record.completed:
                 continue
             if num_later == 0:
                 return PurePath(site_in(record)[0]).name if facts.text.startswith(text) else ""
@@ -128,7 +123,7 @@ class FlightRecorder:
 
 def note_error(record: Record, error: BaseException) -> None:
     """Add the error of a failed call to its record."""
-    record += [f"{type(error).__name__}: {error}", failure_of(error)]
+    record.error, record.peer = f"{type(error).__name__}: {error}", failure_of(error)
 
 
 def users(frame: FrameType) -> FrameType:
@@ -155,7 +150,7 @@ def tag_text(words: str, tag: int) -> str:
 
 def facts_in(record: Record) -> CallFacts:
     """Return the facts of a record; a message has a plain tuple, which is converted here."""
-    facts = record[FACTS]
+    facts = record.facts
     if isinstance(facts, CallFacts):
         return facts
     name, group, label, dtype, shape, peer, tag, timeout_s, sends = facts
@@ -175,8 +170,8 @@ def facts_in(record: Record) -> CallFacts:
 
 def site_in(record: Record) -> tuple[str, str]:
     """Return `file:line` and the function of the user's call; for the place, see `place_in`."""
-    code = record[CODE]
-    return place_in(code.co_filename, line_of(code, record[INSTRUCTION])), code.co_name
+    code = record.code
+    return place_in(code.co_filename, line_of(code, record.instruction)), code.co_name
 
 
 def located(error: BaseException, error_prefix: str, record: Record | None) -> tuple[BaseException, DistError]:
@@ -206,7 +201,7 @@ def located(error: BaseException, error_prefix: str, record: Record | None) -> t
 
 
 def _call_of(error: DistError, record: Record) -> CallMade:
-    facts, number = facts_in(record), record[SEQUENCE]
+    facts, number = facts_in(record), record.sequence
     kind = "message" if facts.is_message else "call"
     failure, peers_last = failure_of(error), None
     # Ranks make the calls of a group in one order, so a peer that left before this call has made all earlier ones.

@@ -7,7 +7,7 @@ import sys
 from pathlib import PurePath
 
 from meshdist.core import Calls
-from meshdist.runtime.flight_recorder import CREATED, SEQUENCE, facts_in, site_in
+from meshdist.runtime.flight_recorder import facts_in, site_in
 from meshdist.runtime.progress import Progress
 from meshdist.runtime.waiting import spin_for
 from meshdist.runtime.work import Work, in_progress_thread
@@ -32,9 +32,9 @@ def never_waited_for(calls: Calls, progress: Progress) -> str:
     count = num_dropped + len(kept)
     if not count:
         return ""
-    first = min(filter(None, [*(work.record for work in kept), first_dropped]), key=lambda record: record[CREATED])
+    first = min(filter(None, [*(work.record for work in kept), first_dropped]), key=lambda record: record.created)
     facts, place = facts_in(first), PurePath(site_in(first)[0]).name
-    call = f"{facts.text}, {'message' if facts.is_message else 'call'} {first[SEQUENCE]}, at {place}"
+    call = f"{facts.text}, {'message' if facts.is_message else 'call'} {first.sequence}, at {place}"
     if count == 1:
         return (
             f"1 async call was never waited for: {call}; its arrays may have been used before it was done: call wait()"

@@ -11,7 +11,8 @@ from meshdist.runtime.call import CollectiveSpec, Splits
 if TYPE_CHECKING:
     from meshdist.arrays.host import Array
     from meshdist.arrays.reduce_op import Op
-    from meshdist.runtime.flight_recorder import FlightRecorder, Record
+    from meshdist.core import Record
+    from meshdist.runtime.flight_recorder import FlightRecorder
     from meshdist.runtime.waiting import Found, Incoming, Probe, Waitable
     from meshdist.runtime.work import Work
 

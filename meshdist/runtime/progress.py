@@ -19,8 +19,9 @@ from time import monotonic
 from typing import NamedTuple
 
 from meshdist import core
+from meshdist.core import Record
 from meshdist.errors import DistError, DistTimeoutError
-from meshdist.runtime.flight_recorder import CODE, COMPLETED, CREATED, INSTRUCTION, STARTED, Record, clock
+from meshdist.runtime.flight_recorder import clock
 from meshdist.runtime.waiting import (
     EXPLAINED_FROM_S,
     LONGEST_POLL_INTERVAL_S,
@@ -76,19 +77,19 @@ class Job:
 
         With `check`, it also checks the peers and the deadline, which takes longer; `observer` reports long waits.
         """
-        carried.place = self.record[CODE], self.record[INSTRUCTION]
+        carried.place = self.record.code, self.record.instruction
         try:
             steps = self._steps
             if self.error is not None:  # the core could not begin the call
                 raise self.error
             if steps is None:
-                self.record[STARTED] = self.record[STARTED] or clock()
+                self.record.started = self.record.started or clock()
                 steps = self._steps = self.make_steps()
             waitable = self.waiting_for
             while waitable is None or waitable.ready() or (check and is_ready(waitable)):
                 waitable = self.waiting_for = next(steps, None)
                 if waitable is None:
-                    self.record[COMPLETED] = clock()
+                    self.record.completed = clock()
                     return True
             if self.deadline is None:
                 self.deadline = Deadline(self.timeout_s)
@@ -449,7 +450,7 @@ class Progress:
                 mine.append(queue)
 
     def _is_due(self, entry: Job | PlannedWork, due_ns: int) -> bool:
-        return entry.work.has_callbacks or (entry.record[CREATED] < due_ns and not self._carried)
+        return entry.work.has_callbacks or (entry.record.created < due_ns and not self._carried)
 
     def _let_go(self, queue: JobQueue) -> bool:
         # Whether all calls of a queue are done, or another thread carries them out.

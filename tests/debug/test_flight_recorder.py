@@ -10,7 +10,7 @@ import pytest
 from until import until
 
 import meshdist as dist
-from meshdist.runtime.flight_recorder import NUM_RECORDS, SEQUENCE, CallFacts, FlightRecorder
+from meshdist.runtime.flight_recorder import NUM_RECORDS, CallFacts, FlightRecorder
 from meshdist.runtime.log import RankLog
 
 pytestmark = pytest.mark.timeout(60)
@@ -222,7 +222,7 @@ def test_a_thread_may_begin_with_a_collective():
 def test_a_recorder_keeps_the_number_of_a_call():
     recorder = FlightRecorder()
     recorder.end(recorder.begin(CallFacts("barrier", "world", "world", "barrier()", [], [], None, 60.0), 1))
-    assert [record[SEQUENCE] for record in recorder.records()] == [1]
+    assert [record.sequence for record in recorder.records()] == [1]
 
 
 def test_log_records_know_the_rank():

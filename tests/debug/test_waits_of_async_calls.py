@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from meshdist.core import Record
 from meshdist.debug import deadlock
 from meshdist.debug.deadlock import DeadlockDetector
 from meshdist.runtime.flight_recorder import CallFacts
@@ -70,7 +71,7 @@ class Rank:
         work.queue = queue
         facts = CallFacts("all_reduce", group, group, "all_reduce()", [], [], None, 300.0)
         job = Job(
-            list, work, 300.0, "all_reduce", lambda error, *_: error, [facts, 1, 0, 0, 0, list_threads.__code__, 0]
+            list, work, 300.0, "all_reduce", lambda error, *_: error, Record(facts, 1, 0, 0, list_threads.__code__, 0)
         )
         job.waiting_for = Step()
         queue.jobs.append(job)

@@ -30,6 +30,7 @@ from meshdist.backends.nccl.plans import NcclPlan
 from meshdist.backends.nccl.reductions import Coalesced, Gathered, Reducing, reduction_plan
 from meshdist.backends.nccl.works import DeviceWork
 from meshdist.backends.p2p.eager_messages import eager_bytes
+from meshdist.core import Record
 from meshdist.errors import DistBackendError, DistError, DistTimeoutError
 from meshdist.runtime.call import Call, each
 from meshdist.runtime.device_calls import DeviceCalls, Parcel, Request
@@ -402,7 +403,7 @@ class PlannedCall:
             self._caller = frame.f_code
         group.num_calls = number = group.num_calls + 1
         now = clock()
-        record = [self._plan.facts, number, now, now, 0, frame.f_code, frame.f_lasti]
+        record = Record(self._plan.facts, number, now, now, frame.f_code, frame.f_lasti)
         group.recorder.keep(record)
         timeout_s = group.timeout_s
         work = DeviceWork(error_prefix, recv) if async_op else None

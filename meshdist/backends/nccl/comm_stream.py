@@ -23,8 +23,9 @@ from typing import Any, Protocol, TypeAlias
 
 from meshdist.backends.nccl.launch_gate import LaunchGate
 from meshdist.backends.nccl.library import Communicator, Library
+from meshdist.core import Record
 from meshdist.errors import DistBackendError
-from meshdist.runtime.flight_recorder import COMPLETED, Record, clock, note_error
+from meshdist.runtime.flight_recorder import clock, note_error
 from meshdist.runtime.peer_monitor import PeerMonitor
 
 # cudaErrorNotReady
@@ -128,7 +129,7 @@ class InFlightOp:
         for record in records:
             if error is not None:
                 note_error(record, error)
-            record[COMPLETED] = now
+            record.completed = now
 
     def end_with(self, error: BaseException | None) -> None:
         """Record its end and complete its Works."""

@@ -22,8 +22,8 @@ from meshdist.backends.nccl.comm_stream import CommStream, LaunchStream
 from meshdist.backends.nccl.launch_gate import LaunchGate, PairAgreement
 from meshdist.backends.nccl.library import UINT8, Library
 from meshdist.backends.nccl.works import DeviceWork
+from meshdist.core import Record
 from meshdist.errors import DistError
-from meshdist.runtime.flight_recorder import Record
 from meshdist.runtime.waiting import wait_until
 from meshdist.system.deadline import Deadline
 from meshdist.system.platform import start_thread
