@@ -11,7 +11,7 @@ import numpy as np
 
 from meshdist.arrays.host import Array
 from meshdist.arrays.overlap import KnownApart
-from meshdist.collectives.algorithms.blocks import exchange
+from meshdist.collectives.algorithms.blocks import exchange, flat
 from meshdist.errors import DistBackendError, DistError, DistTimeoutError
 from meshdist.runtime.call import Buffers, Call, Signature, each
 from meshdist.runtime.call_mismatch import CallCheck
@@ -339,6 +339,19 @@ class DefaultPlan(Plan):
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
         yield from self.backend.check_in(self.signature)
         yield from self._call.collective.default(self.backend, self._call, send, recv)
+
+
+class LonePlan(Plan):
+    """The plan of a group of one rank: what is sent is received, as no reduction changes the arrays of one rank."""
+
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
+        self.run(send, recv)
+        return iter(())
+
+    def run(self, send: Buffers, recv: Buffers) -> None:
+        if send is not recv:
+            for given, taken in zip(each(send), each(recv), strict=True):
+                flat(taken)[...] = flat(given)
 
 
 def _compare_calls(backend: Backend, signature: Signature) -> Iterator[Waitable]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshdist.backends.base import DefaultPlan, Plan
+from meshdist.backends.base import DefaultPlan, LonePlan, Plan
 from meshdist.backends.mpi import plans
 from meshdist.backends.mpi.cuda_aware import CudaAwareCalls, is_cuda_aware
 from meshdist.backends.mpi.group import MpiGroup
@@ -22,8 +22,10 @@ class MpiBackend(MpiGroup):
     def prepare(self, call: Call) -> Plan:
         if call.collective.composition is not None:
             return super().prepare(call)
+        if self.size == 1:
+            return LonePlan(self, call)
         make = _PLANS.get(call.collective.native)
-        if make is None or self.size == 1 or self._is_too_large(call):
+        if make is None or self._is_too_large(call):
             return DefaultPlan(self, call)
         if call.collective.native == "all_gather" and isinstance(call.recv, list):
             return plans.AllGatherList(self, call)
