@@ -87,6 +87,7 @@ int barrier_signal(Barrier *self, uint64_t fingerprint, Py_ssize_t awaited, uint
     uint64_t step = ++self->step;
     Word *mine = &self->words[self->mine + place_of(step)];
     self->word = *word = (fingerprint & ~STEP) | (step & STEP);
+    self->fingerprint = fingerprint;
     self->awaited = awaited;
     if (load(mine + FINGERPRINT) != fingerprint) /* a peer may be polling this cache line */
         store(mine + FINGERPRINT, fingerprint);
@@ -119,7 +120,8 @@ static Posts all_posts(const Barrier *self) { return (Posts){self->posts, self->
 static bool is_same_call(const Barrier *self, uint64_t step, Posts posts)
 {
     const Word *words = self->words + place_of(step) + FINGERPRINT;
-    uint64_t fingerprint = load(words + self->mine);
+    /* The cache line of the current step is on its way to those that poll it. */
+    uint64_t fingerprint = step == self->step ? self->fingerprint : load(words + self->mine);
     for (const Py_ssize_t *post = posts.begin; post < posts.end; post++) {
         if (load(words + *post) != fingerprint)
             return false;

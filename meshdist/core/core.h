@@ -116,6 +116,7 @@ typedef struct {
     Py_buffer view; /* of the words: it keeps them mapped */
     Word *words;
     unsigned long long step, word, compared; /* the last step of which the calls have been compared */
+    uint64_t fingerprint;                    /* of the call of this step */
     Py_ssize_t awaited;
     int phase, num_peers, num_bells, spins, fewest_spins;
     Py_ssize_t mine, calls; /* where this rank signals, and records its calls */
