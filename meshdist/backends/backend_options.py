@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -137,5 +136,7 @@ def set_up_wait_of(rank: int, world_store: Store) -> tuple[str, str, tuple[int, 
     report = value_now(world_store, set_up_key(rank))
     if report is None:
         return None
+    import json  # loaded since this rank has joined
+
     name, text, ranks = json.loads(report)
     return name, text, tuple(ranks)
