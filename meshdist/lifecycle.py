@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 from meshdist.arrays.device_types import check_device_id
@@ -119,10 +120,14 @@ def check_environment() -> None:
     check_choice()
     unknown = unknown_variables()
     if unknown:
-        from meshdist.cluster.place import is_first_rank
+        _warn_of(unknown)
 
-        if not is_first_rank():  # the ranks of a job have the same variables
-            return
+
+def _warn_of(unknown: Mapping[str, str | None]) -> None:
+    """Warn of variables that are not known, once in a job: its ranks have the same variables."""
+    from meshdist.cluster.place import is_first_rank
+
+    if is_first_rank():
         show_warnings()
         for name, meant in unknown.items():
             hint = "see docs/variables.md" if meant is None else f"did you mean {meant}?"

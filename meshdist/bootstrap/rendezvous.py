@@ -152,10 +152,10 @@ def is_launchers_store() -> bool:
 
 
 def _rendezvous_tcp(text: str, rank: int, world_size: int, timeout_s: float) -> Rendezvous:
-    url = parse_init_url(text, rank, world_size)
-    host, port = url.host_and_port()
     from meshdist.bootstrap.multicast_socket import is_multicast  # only needed for these URLs
 
+    url = parse_init_url(text, rank, world_size)
+    host, port = url.host_and_port()
     if is_multicast(host):
         from meshdist.bootstrap.multicast import rendezvous_multicast  # rarely used
 
