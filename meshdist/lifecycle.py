@@ -7,20 +7,16 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 from meshdist.arrays.device_types import check_device_id
 from meshdist.backends.device_backends import by_device, check_rank_kind, usable_backend_name
 from meshdist.backends.p2p.eager_messages import eager_bytes
 from meshdist.backends.registry import entry_of
-from meshdist.bootstrap.join import join
-from meshdist.bootstrap.url import whole_number
-from meshdist.cluster.place import is_first_rank
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.core import check_choice
 from meshdist.debug.debug_level import begin_debugging, get_debug_level
-from meshdist.debug.instrumentation import WorldInstrumentation
-from meshdist.debug.signals import SignalWatch
 from meshdist.debug.user_traceback import ending_at_the_call
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistTimeoutError
 from meshdist.groups.api import connect_to_device
@@ -29,13 +25,9 @@ from meshdist.groups.process_group import DESTROYED
 from meshdist.groups.world import Instrumentation, World, current_world, resolve, world_in
 from meshdist.runtime.context import WorldSlot, current_slot
 from meshdist.runtime.departure import giving_up
-from meshdist.runtime.doorbells import SocketDoorbells
-from meshdist.runtime.host_identity import my_card
 from meshdist.runtime.log import RankLog, show_warnings
-from meshdist.runtime.peer_monitor import Peers, leave_will
 from meshdist.runtime.waiting import Doorbells
-from meshdist.store import Store, TCPStore
-from meshdist.store.connect import NotReachedError
+from meshdist.store.interface import Store
 from meshdist.system.deadline import Deadline, Timeout
 from meshdist.system.env_flags import check_switches, has_mpi_launcher
 from meshdist.system.platform import check_processes
@@ -104,6 +96,9 @@ def init_process_group(
         slot.dry.join(None if backend is None else name, deadline.timeout_s, world_size, rank)
         world = current_world()
     elif store is not None:
+        from meshdist.bootstrap.url import whole_number
+        from meshdist.runtime.doorbells import SocketDoorbells
+
         check_processes("init_process_group")
         rank, world_size = whole_number(rank, "rank"), whole_number(world_size, "world_size")
         _check_place(rank, world_size)
@@ -124,7 +119,15 @@ def check_environment() -> None:
     eager_bytes()
     check_choice()
     unknown = unknown_variables()
-    if unknown and is_first_rank():  # the ranks of a job have the same variables
+    if unknown:
+        _warn_of(unknown)
+
+
+def _warn_of(unknown: Mapping[str, str | None]) -> None:
+    """Warn of variables that are not known, once in a job: its ranks have the same variables."""
+    from meshdist.cluster.place import is_first_rank
+
+    if is_first_rank():
         show_warnings()
         for name, meant in unknown.items():
             hint = "see docs/variables.md" if meant is None else f"did you mean {meant}?"
@@ -141,6 +144,7 @@ def _meet(
     deadline: Deadline,
 ) -> World:
     from meshdist.bootstrap.rendezvous import rendezvous
+    from meshdist.store.connect import NotReachedError
 
     check_processes("init_process_group")
     url = init_method if init_method is not None else "env://"
@@ -230,13 +234,15 @@ def enter_owned_world(
     slot: WorldSlot, store: Store, rank: int, world_size: int, backend: str, deadline: Deadline
 ) -> World:
     """Join the other processes in a store that ends with the world; if that fails, withdraw from the store."""
+    from meshdist.runtime.doorbells import SocketDoorbells
+
     try:
         return enter_world(slot, store, rank, world_size, backend, SocketDoorbells(), deadline, own_store=True)
     except DistNetworkError:
         store.close()
         raise
     except DistTimeoutError:
-        if isinstance(store, TCPStore) and store.is_master:
+        if store.is_master:
             # The other ranks time out about now, and need the store to name the missing ranks.
             threading.Event().wait(min(_STORE_LINGER_S, deadline.timeout_s / 20))
         store.withdraw()
@@ -259,6 +265,17 @@ def enter_world(
     instrumentation: Instrumentation | None = None,
 ) -> World:
     """Join the other ranks in `store` and put the World into `slot`."""
+    # What a world needs, and `import meshdist` does not. No call, and no end of the process, imports it: Ctrl-C in an
+    # import may leave its lock held.
+    import hashlib  # noqa: F401 - loads OpenSSL; for the names of groups and the comparison of calls
+
+    from meshdist.bootstrap.join import join
+    from meshdist.debug.instrumentation import WorldInstrumentation
+    from meshdist.debug.signals import SignalWatch
+    from meshdist.runtime.doorbells import SocketDoorbells
+    from meshdist.runtime.host_identity import my_card
+    from meshdist.runtime.peer_monitor import Peers, leave_will
+
     begin_debugging()
     check_choice()
     card = my_card(bells.base)

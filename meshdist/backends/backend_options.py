@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from meshdist.errors import DistBackendError
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
     from meshdist.store import Store
 
 
-@dataclass(frozen=True)
 class BackendOptions:
     """The group that a backend is created for.
 
@@ -46,22 +43,36 @@ class BackendOptions:
             calls on the group have followed; see `FlightRecorder.line_of`.
     """
 
-    name: str
-    label: str
-    store: Store
-    world_store: Store
-    rank: int
-    ranks: tuple[int, ...]
-    timeout_s: float
-    bells: Doorbells
-    peers: Peers
-    deferred_cleanup: list[Callable[[], bool]]
-    preconditions: Sequence[Callable[[], str | None]] = ()
-    observer: WaitObserver | None = None
-    pg_options: Any = None
-    shared_resources: dict[str, Any] = field(default_factory=dict)
-    device_id: Any = None
-    line_of_earlier: Callable[[str, int], str] = lambda text, num_later: ""
+    # Not a dataclass: creating one takes longer than importing this module.
+    def __init__(
+        self,
+        name: str,
+        label: str,
+        store: Store,
+        world_store: Store,
+        rank: int,
+        ranks: tuple[int, ...],
+        timeout_s: float,
+        bells: Doorbells,
+        peers: Peers,
+        deferred_cleanup: list[Callable[[], bool]],
+        preconditions: Sequence[Callable[[], str | None]] = (),
+        observer: WaitObserver | None = None,
+        pg_options: Any = None,
+        shared_resources: dict[str, Any] | None = None,
+        device_id: Any = None,
+        line_of_earlier: Callable[[str, int], str] = lambda text, num_later: "",
+    ) -> None:
+        self.name, self.label = name, label
+        self.store, self.world_store = store, world_store
+        self.rank, self.ranks = rank, ranks
+        self.timeout_s = timeout_s
+        self.bells, self.peers = bells, peers
+        self.deferred_cleanup, self.preconditions = deferred_cleanup, preconditions
+        self.observer = observer
+        self.pg_options, self.device_id = pg_options, device_id
+        self.shared_resources = {} if shared_resources is None else shared_resources
+        self.line_of_earlier = line_of_earlier
 
     def check_preconditions(self) -> None:
         """Raise DistBackendError if a precondition of the group is violated."""
@@ -125,5 +136,7 @@ def set_up_wait_of(rank: int, world_store: Store) -> tuple[str, str, tuple[int, 
     report = value_now(world_store, set_up_key(rank))
     if report is None:
         return None
+    import json  # loaded since this rank has joined
+
     name, text, ranks = json.loads(report)
     return name, text, tuple(ranks)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -431,8 +430,8 @@ class BucketPlan(Plan):
         super().__init__(backend, call)
         words = call.collective.agreed(call)
         # Errors and the comparison of calls refer to the whole lists.
-        outer = replace(call, collective=call.collective.under(call.collective.name, lambda _: words))
-        inner = replace(call, collective=composition.inner.under(call.collective.name, lambda _: words))
+        outer = call._replace(collective=call.collective.under(call.collective.name, lambda _: words))
+        inner = call._replace(collective=composition.inner.under(call.collective.name, lambda _: words))
         self._parts: list[tuple[int | slice, Plan]] = []
         for part in parts:
             if part.stop - part.start == 1:
@@ -455,4 +454,4 @@ class BucketPlan(Plan):
 
 def _pick(call: Call, place: int | slice) -> Call:
     send, recv = each(call.send)[place], each(call.recv)[place]
-    return replace(call, send=recv if call.collective.in_place else send, recv=recv)
+    return call._replace(send=recv if call.collective.in_place else send, recv=recv)

@@ -20,7 +20,7 @@ from meshdist.runtime.host_identity import Card, host_id
 from meshdist.runtime.peer_monitor import Peers
 from meshdist.runtime.rank_text import ranks_text
 from meshdist.security.credentials import SECRET_VARIABLE
-from meshdist.store import FileStore, PrefixStore, Store, TCPStore
+from meshdist.store import PrefixStore, Store, TCPStore
 from meshdist.store.address import endpoint
 from meshdist.system.deadline import Deadline, Reminder
 from meshdist.system.plurals import counted
@@ -361,4 +361,6 @@ def _place(store: Store) -> str:
         store = store.underlying_store
     if isinstance(store, TCPStore):
         return f"this store's address, {endpoint(store.host, store.port)}, and {SECRET_VARIABLE}"
+    from meshdist.store import FileStore  # with modules that other jobs do not need
+
     return "this file" if isinstance(store, FileStore) else "this store"

@@ -8,10 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from meshdist.bootstrap.from_environment import place_from_environment
-from meshdist.bootstrap.multicast_socket import is_multicast
-from meshdist.bootstrap.rank_assignment import number_ranks, refuse_this_process
 from meshdist.bootstrap.spawned import (
-    MEET_STRANGERS_S,
     callers_address,
     check_common_secret,
     exceeds_spawn,
@@ -26,15 +23,12 @@ from meshdist.bootstrap.url import (
     whole_number,
     with_group_name,
 )
-from meshdist.errors import DistError, DistStoreError, DistTimeoutError
-from meshdist.security.credentials import SECRET_VARIABLE
-from meshdist.store import FileStore, PrefixStore, Store, TCPStore
+from meshdist.errors import DistError
+from meshdist.store import PrefixStore, Store, TCPStore
 from meshdist.store.address import PortTakenError
-from meshdist.store.file import OtherJobsFileError
-from meshdist.system.deadline import DEFAULT_TIMEOUT_S, Deadline, Timeout, seconds
+from meshdist.system.deadline import DEFAULT_TIMEOUT_S, Timeout, seconds
 from meshdist.system.env_flags import to_int
 
-_NAMED_GROUPS = 5
 _TELL_WITHIN_S = 2.0
 
 Rendezvous = tuple[Store, int, int]
@@ -130,7 +124,9 @@ def _rendezvous_env(text: str, rank: int, world_size: int, timeout_s: float) -> 
             _tell_others(host, port, timeout_s, error)
         raise ValueError(str(error)) from None
     if keeps_torchs_store():
-        return _file_rendezvous(meeting_file(), rank, world_size, timeout_s)
+        from meshdist.bootstrap.file_meeting import meet_in_file
+
+        return meet_in_file(meeting_file(), rank, world_size, timeout_s)
     if not is_launchers:
         return _tcp_store(text, host, port, rank, world_size, timeout_s), rank, world_size
     # The launcher hosts the store through all restarts; each start of the workers uses its own part.
@@ -156,6 +152,8 @@ def is_launchers_store() -> bool:
 
 
 def _rendezvous_tcp(text: str, rank: int, world_size: int, timeout_s: float) -> Rendezvous:
+    from meshdist.bootstrap.multicast_socket import is_multicast  # only needed for these URLs
+
     url = parse_init_url(text, rank, world_size)
     host, port = url.host_and_port()
     if is_multicast(host):
@@ -175,60 +173,9 @@ def _rendezvous_tcp(text: str, rank: int, world_size: int, timeout_s: float) -> 
 
 
 def _rendezvous_file(text: str, rank: int, world_size: int, timeout_s: float) -> Rendezvous:
-    from urllib.parse import quote, unquote
+    from meshdist.bootstrap.file_meeting import rendezvous_file  # with the file's store, which few jobs use
 
-    url = parse_init_url(text, rank, world_size)
-    if url.parts.netloc not in ("", "localhost") or not url.parts.path:
-        raise ValueError(f"{text}: write file:///path with three slashes and the file's full path")
-    # Refuse an impossible rank where the others meet, so that they get the error too.
-    impossible: ImpossibleRankError | None = None
-    try:
-        url.require(rank=False)
-    except ImpossibleRankError as error:
-        impossible = error
-    # One file per job, so that jobs do not disturb each other.
-    path = unquote(url.parts.path)
-    own = path + (f".{quote(url.group_name, safe='')}" if url.group_name else "")
-    check_common_secret(text, url.world_size, lambda: _file_rendezvous(own, url.rank, url.world_size, MEET_STRANGERS_S))
-    try:
-        return _file_rendezvous(own, url.rank, url.world_size, timeout_s)
-    except DistTimeoutError as error:
-        raise DistTimeoutError(f"{error}{_other_names(path, url.group_name)}") from None
-    except (DistStoreError, ValueError):
-        if impossible is not None:
-            raise ValueError(str(impossible)) from None
-        raise
-
-
-def _other_names(path: str, group_name: str) -> str:
-    """Return the other group names with a file at this path, for the end of a message."""
-    from glob import escape, glob
-    from urllib.parse import unquote
-
-    # A store's auxiliary files have other names: list only files of jobs.
-    files = [file for file in [path, *sorted(glob(f"{escape(path)}.*"))] if os.path.isfile(file)]
-    others = [name for name in (unquote(file[len(path) + 1 :]) for file in files) if name != group_name]
-    if not others:
-        return ""
-    named = ", ".join(map(repr, others[:_NAMED_GROUPS])) + (", ..." if len(others) > _NAMED_GROUPS else "")
-    return f"; this process joined as group_name {group_name!r}, and there is a meeting at this file as {named}"
-
-
-def _file_rendezvous(path: str, rank: int, world_size: int, timeout_s: float) -> Rendezvous:
-    deadline = Deadline(timeout_s)
-    try:
-        store = FileStore(path, world_size, timeout=timeout_s)
-    except OtherJobsFileError as error:
-        # Those who wait there are told: it is most likely one job, as only this user can write to the file.
-        with suppress(DistStoreError), FileStore(path, timeout=timeout_s) as others:
-            refuse_this_process(others, f"it has another {SECRET_VARIABLE}")
-        raise error
-    try:
-        number = number_ranks(store, rank, world_size, deadline, all_or_none=True)
-    except BaseException:
-        store.withdraw()
-        raise
-    return store, number, world_size
+    return rendezvous_file(text, rank, world_size, timeout_s)
 
 
 def _tcp_store(url: str, host: str, port: int, rank: int, world_size: int, timeout_s: float) -> TCPStore:

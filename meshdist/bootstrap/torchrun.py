@@ -6,7 +6,6 @@ That store uses torch's protocol, so the ranks of a host meet in a file, in a di
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import stat
 import time
@@ -41,6 +40,8 @@ def meeting_file() -> str:
             f" keeps {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} for a store of torch, which meshdist"
             " cannot use; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, or start the script with meshrun"
         )
+    import hashlib  # with OpenSSL, which other launchers' ranks need later
+
     directory = _private_directory()
     _remove_old_files(directory)
     # Run id and port may equal those of the previous run; the directory of its error files does not.

@@ -7,7 +7,6 @@ is unpacked.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -24,7 +23,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True)
 class Composition:
     """How a collective is carried out by another.
 
@@ -37,20 +35,25 @@ class Composition:
         by_element: Each place of the lists could be a call of `inner` by itself.
     """
 
-    inner: Collective[..., Any]
-    put: Callable[[Call, Buffers], Array]
-    room: Callable[[Call, Array], Array]
-    take: Callable[[Call, Array, Buffers], None]
-    by_device: bool = False
-    by_element: bool = False
+    def __init__(
+        self,
+        inner: Collective[..., Any],
+        put: Callable[[Call, Buffers], Array],
+        room: Callable[[Call, Array], Array],
+        take: Callable[[Call, Array, Buffers], None],
+        by_device: bool = False,
+        by_element: bool = False,
+    ) -> None:
+        self.inner = inner
+        self.put, self.room, self.take = put, room, take
+        self.by_device, self.by_element = by_device, by_element
 
     def inner_call(self, call: Call) -> Call:
         """Return the call of the inner collective; messages, and the comparison of ranks, name the outer one."""
         words = call.collective.agreed(call)
         with np.errstate(all="ignore"):  # only the shape and the dtype of what comes of it matter here
             flat = self.put(call, call.send)
-        return replace(
-            call,
+        return call._replace(
             collective=self.inner.under(call.collective.name, lambda _: words),
             send=flat,
             recv=self.room(call, flat),

@@ -7,7 +7,6 @@ The algorithm runs on one rank without peers: nothing is sent, and received data
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -54,7 +53,7 @@ def rounds_of(call: Call) -> Iterator[list[Message]]:
     alone = _Alone(call)
     send = _zeros(call.send)
     recv = send if call.recv is call.send else _zeros(call.recv)
-    for _ in call.collective.default(cast("Transport", alone), replace(call, send=send, recv=recv), send, recv):
+    for _ in call.collective.default(cast("Transport", alone), call._replace(send=send, recv=recv), send, recv):
         if alone.posted:
             yield alone.posted
             alone.posted = []

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from pathlib import Path
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from meshdist._version import __version__
@@ -70,28 +70,33 @@ def flight_recorder(directory: str | os.PathLike[str] | None = None) -> dict[str
     world = current_world()
     state = rank_state(world, BY_CALL)
     if directory is not None:
-        write_state(state, Path(directory))
+        write_state(state, directory)
     return state
 
 
-def write_state(state: dict[str, Any], directory: Path) -> Path:
+def write_state(state: dict[str, Any], directory: str | os.PathLike[str]) -> str:
     """Write a rank's state into `directory` atomically; return the file.
 
     Nothing is imported here: SIGTERM may interrupt the import, whose lock the thread that answers would wait for.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"rank_{state['rank']}.json"
+    os.makedirs(directory, exist_ok=True)
+    path = _file_of(state["rank"], directory)
     # Another thread of the rank may write the same file.
-    draft = directory / f".{path.name}.{os.getpid()}-{threading.get_ident()}"
+    draft = os.path.join(directory, f".{os.path.basename(path)}.{os.getpid()}-{threading.get_ident()}")
     try:
         with open(draft, "w") as file:
             json.dump(state, file)
             file.write("\n")
         os.replace(draft, path)
     except BaseException:
-        draft.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(draft)
         raise
     return path
+
+
+def _file_of(rank: int, directory: str | os.PathLike[str]) -> str:
+    return os.path.join(directory, f"rank_{rank}.json")
 
 
 def dump_fault(world: World, reason: str) -> None:
@@ -100,7 +105,7 @@ def dump_fault(world: World, reason: str) -> None:
     if not directory:
         return
     try:
-        path = write_state(rank_state(world, reason), Path(directory))
+        path = write_state(rank_state(world, reason), directory)
     except OSError as error:
         world.log.warning("cannot write the flight recorder's file to %s: %s", directory, error)
     else:
@@ -111,14 +116,15 @@ def dump_terminated(world: World) -> None:
     """Write the state of a rank that is asked to end, unless its file is of the call that failed just before."""
     records = world.recorder.records()
     has_failed = bool(records) and records[-1].error is not None
-    if not (has_failed and _has_written(world, Path(os.environ.get(DIRECTORY_VARIABLE, "")))):
+    if not (has_failed and _has_written(world, os.environ.get(DIRECTORY_VARIABLE, ""))):
         dump_fault(world, "SIGTERM")
 
 
-def _has_written(world: World, directory: Path) -> bool:
+def _has_written(world: World, directory: str) -> bool:
     """Return whether the file of the rank in `directory` is of this process, and not of an earlier job."""
     try:
-        written = json.loads((directory / f"rank_{world.rank}.json").read_text())
+        with open(_file_of(world.rank, directory)) as file:
+            written = json.load(file)
     except (OSError, ValueError):
         return False
     return isinstance(written, dict) and (written.get("pid"), written.get("host")) == (

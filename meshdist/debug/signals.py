@@ -19,7 +19,6 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +131,7 @@ def show(world: World) -> None:
     directory = os.environ.get(DIRECTORY_VARIABLE)
     if directory:
         try:
-            lines.append(f"its last calls are in {write_state(state, Path(directory))}")
+            lines.append(f"its last calls are in {write_state(state, directory)}")
         except OSError as error:
             lines.append(f"its last calls cannot be written to {directory}: {error}")
     print(f"meshdist rank {world.rank}: " + "\n  ".join(lines), file=sys.stderr, flush=True)

@@ -13,7 +13,6 @@ import re
 import signal
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 from meshdist.runtime.call_site import is_ours
 
@@ -58,7 +57,8 @@ def _new_file() -> int:
 def stack_of_process(pid: int) -> list[str]:
     """Return the last stack that another process's `StackFile` recorded, outermost line first; empty without one."""
     with suppress(OSError):  # it has ended, or belongs to another user
-        for link in Path(f"/proc/{pid}/fd").iterdir():
+        folder = f"/proc/{pid}/fd"
+        for link in (os.path.join(folder, name) for name in os.listdir(folder)):
             if os.readlink(link).startswith(f"/memfd:{_NAME}"):
                 with open(link, "rb") as file:
                     file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_BYTES))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 from collections.abc import Callable, Collection
-from pathlib import PurePath
 from traceback import walk_tb
 from types import FrameType
 from typing import NamedTuple
@@ -16,12 +16,12 @@ from meshdist.debug.user_traceback import user_frames
 from meshdist.runtime.call_site import is_ours, place_in
 
 _DEEPEST = 40
-_POOL = str(PurePath("concurrent", "futures", "thread.py"))
-_SPAWN = str(PurePath("multiprocessing", "spawn.py"))
+_POOL = os.path.join("concurrent", "futures", "thread.py")
+_SPAWN = os.path.join("multiprocessing", "spawn.py")
 # Threads of this package; and the event loops of zarr and fsspec, which run code of these alone, for other threads.
 _SERVICES = ("meshdist-", "zarr_io", "fsspecIO")
 # These files ask for stacks, so their frames are dropped.
-_ASKERS = tuple(str(PurePath(__file__).parent / name) for name in ("dump.py", "signals.py", "hang_watchdog.py"))
+_ASKERS = tuple(os.path.join(os.path.dirname(__file__), name) for name in ("dump.py", "signals.py", "hang_watchdog.py"))
 
 
 def own_threads(harmless: Collection[int], harmless_modules: tuple[str, ...]) -> list[int]:

@@ -10,7 +10,6 @@ from typing import Any
 from meshdist.arrays.device_types import check_device_id, cuda_number
 from meshdist.backends.device_backends import Backend, by_device, pairs_of, usable_backend_name
 from meshdist.backends.registry import entry_of
-from meshdist.cluster.place import local_rank_here
 from meshdist.errors import NotMemberError
 from meshdist.groups.non_member import NonMember
 from meshdist.groups.process_group import ProcessGroup
@@ -175,6 +174,8 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     dry = current_slot().dry
     if dry is not None:
         return dry.local_rank()
+    from meshdist.cluster.place import local_rank_here
+
     local_rank = local_rank_here()
     if local_rank is not None:
         return local_rank

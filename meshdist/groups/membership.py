@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -190,7 +189,9 @@ def _members(ranks: tuple[int, ...]) -> str:
     members = ",".join(map(str, ranks))
     if len(ranks) <= _NAMED_MEMBERS:
         return f"ranks {members}"
-    return f"{len(ranks)} ranks {hashlib.sha256(members.encode()).hexdigest()[:16]}"
+    from hashlib import sha256  # loaded since this rank has joined
+
+    return f"{len(ranks)} ranks {sha256(members.encode()).hexdigest()[:16]}"
 
 
 def listed(ranks: tuple[int, ...]) -> str:

@@ -34,7 +34,7 @@ from meshdist.runtime.plan_cache import device_key, remember, simple_key
 from meshdist.runtime.progress import Job, JobQueue
 from meshdist.runtime.waiting import Waitable
 from meshdist.runtime.work import PlannedWork, Work, in_progress_thread
-from meshdist.store.exchange import brief
+from meshdist.store.brief_requests import brief
 from meshdist.system.deadline import Deadline
 from meshdist.system.name_hints import NamesExplained, missing_attribute, naming_methods
 

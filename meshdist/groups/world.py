@@ -10,13 +10,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from meshdist.backends.backend_options import BackendOptions, withdrawn_key
 from meshdist.backends.base import Backend
 from meshdist.backends.device_backends import backend_name, by_device
 from meshdist.backends.registry import make_engine
-from meshdist.bootstrap.join import leave, say_departure, shrunk_store
 from meshdist.errors import DistError, DistStoreError
 from meshdist.groups.hook_registry import HookRegistry
 from meshdist.groups.membership import GroupNames
@@ -26,16 +25,19 @@ from meshdist.runtime.context import GroupLike, WorldSlot, current_slot
 from meshdist.runtime.departure import Departure, PeerExit, gave_up, giving_up
 from meshdist.runtime.flight_recorder import FlightRecorder
 from meshdist.runtime.hooks import CallObserver
-from meshdist.runtime.host_identity import Card
 from meshdist.runtime.log import RankLog
-from meshdist.runtime.peer_monitor import Peers, leave_will
 from meshdist.runtime.progress import Progress
 from meshdist.runtime.rank_text import ranks_text
 from meshdist.runtime.waiting import Doorbells, WaitObserver
-from meshdist.store import PrefixStore, Store, TCPStore
+from meshdist.store.interface import Store
+from meshdist.store.prefix import PrefixStore
 from meshdist.system.deadline import Deadline
 from meshdist.system.plurals import counted
 from meshdist.system.processes import AtExit
+
+if TYPE_CHECKING:
+    from meshdist.runtime.host_identity import Card
+    from meshdist.runtime.peer_monitor import Peers
 
 _LEAVE_TIMEOUT_S = 5.0
 # How long a rank that raises waits for what it has in progress, such as a save of a checkpoint.
@@ -276,13 +278,15 @@ class World:
         self._close_groups(what)
         for resource in self._shared_resources.values():
             resource.close()
+        from meshdist.bootstrap.join import leave  # loaded since this rank has joined
+
         try:
             leave(self.store, self.rank, self.size, self.peers.departure)
         except DistError as error:
             # The store may have ended with its rank or launcher; then no rank can join there again.
             self.log.debug("left without telling the store: %s", error)
         if self._own_store is not None:
-            if isinstance(self._own_store, TCPStore) and self._own_store.is_master:
+            if self._own_store.is_master:
                 self._wait_for_leavers()
             self._own_store.close()
         self.observer.close()
@@ -328,6 +332,9 @@ class World:
         Raises:
             DistError: The store is gone; this world is unchanged.
         """
+        from meshdist.bootstrap.join import leave, shrunk_store
+        from meshdist.runtime.peer_monitor import leave_will
+
         store = shrunk_store(self.store, keep)
         peers = self.peers.renumbered(keep, store)
         self.peers.departure = Departure(PeerExit.LEFT_WORLD)
@@ -398,6 +405,8 @@ class World:
             self.abort("it raised", error)
             # Leave the record at once for ranks that only poll the store: the calls in progress may take a while to
             # end.
+            from meshdist.bootstrap.join import say_departure  # loaded since this rank has joined
+
             with contextlib.suppress(DistError):
                 say_departure(self.store, self.rank, self.peers.departure)
         elif self.rank == 0 and self.size > 1 and not any(group.is_broken for group in self._groups):

@@ -14,15 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from meshdist.errors import DistError
 from meshdist.launch import worker
-from meshdist.launch.error_files import ErrorFiles, endings_of, in_short
 from meshdist.launch.failures import Failure
 from meshdist.launch.interrupts import Interrupts, without_ctrl_c
 from meshdist.launch.job_verdict import Nodes, OneNode, Report, Stop, Verdict
-from meshdist.launch.launchers_store import SignalledError
-from meshdist.launch.node_rendezvous import JobEndedError, NodeRendezvous, meet
+from meshdist.launch.launchers_store import JobEndedError, SignalledError
 from meshdist.launch.outputs import STDERR, STDOUT, Outputs, Routing
 from meshdist.launch.rank_board import RankBoard
-from meshdist.launch.several_nodes import SeveralNodes
 from meshdist.launch.supervisor import DEFAULT_GRACE_S, DEFAULT_INTERVAL_S, Supervisor
 from meshdist.launch.worker_env import LOOPBACK, Job, worker_environment
 from meshdist.launch.worker_set import Member
@@ -33,6 +30,7 @@ from meshdist.system.processes import INTERRUPT_BASE
 
 if TYPE_CHECKING:
     from meshdist.launch.dashboard import Dashboard
+    from meshdist.launch.node_rendezvous import NodeRendezvous
     from meshdist.store import Store
 
 
@@ -103,6 +101,9 @@ def _nodes(settings: Settings, interrupts: Interrupts) -> Nodes:
         return OneNode(
             settings.num_ranks, settings.master_addr, settings.master_port, settings.max_restarts, settings.run_id
         )
+    from meshdist.launch.node_rendezvous import meet
+    from meshdist.launch.several_nodes import SeveralNodes
+
     met = meet(settings.rendezvous, settings.num_ranks, settings.max_restarts, interrupts, report)
     return SeveralNodes(met, interrupts, settings.master_port, settings.grace_s)
 
@@ -122,6 +123,8 @@ def _run(
     if is_elastic or len(job.local_ranks) != settings.num_ranks:
         report(_who_starts(job))
     if settings.error_dir is not None and num_restarts == nodes.first_start:
+        from meshdist.launch.error_files import ErrorFiles
+
         ErrorFiles(settings.error_dir).begin(job)
     supervisor = Supervisor(job, interrupts, settings.interval_s)
     screen = dashboard.take if dashboard is not None else None
@@ -292,6 +295,8 @@ def _what_failed(failure: Failure) -> tuple[int, str, str]:
 
 def _write_error_files(settings: Settings, nodes: Nodes, supervisor: Supervisor, verdict: Verdict) -> None:
     """Write an error file for each rank that failed or was terminated, and print the path of the most telling one."""
+    from meshdist.launch.error_files import ErrorFiles, endings_of, in_short
+
     endings, num_restarts = endings_of(supervisor, settings.routing), supervisor.job.num_restarts
     is_by_signal = verdict.cause is None and verdict.status >= INTERRUPT_BASE  # sent to a launcher: no rank has failed
     is_planned = verdict.cause is None and not verdict.problem

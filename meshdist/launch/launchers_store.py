@@ -7,7 +7,6 @@ A launcher is known by its number: how many came before it. Its keys are `card/<
 from __future__ import annotations
 
 import contextlib
-import hmac
 from collections.abc import Sequence
 
 from meshdist.errors import DistStoreError
@@ -20,6 +19,14 @@ _SLICE_S = 0.25
 
 class SignalledError(Exception):
     """A signal to the launcher ended a wait."""
+
+
+class JobEndedError(Exception):
+    """The job has ended before this launcher got a place in it; `status` is that of the job."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__("the job has ended before this host got a place in it")
+        self.status = status
 
 
 def await_key(store: Store, key: str, interrupts: Interrupts, deadline: Deadline) -> None:
@@ -76,6 +83,8 @@ def seat_key(number: int) -> str:
 
 def ranks_secret(launchers_secret: bytes, nonce: str, start: int) -> str:
     """Return the secret of one start of the ranks, derived from the launchers' own, so that it is not sent."""
+    import hmac  # with OpenSSL
+
     return hmac.digest(launchers_secret, f"ranks of {nonce}, start {start}".encode(), "sha256").hex()
 
 

@@ -16,6 +16,7 @@ from meshdist.errors import DistError, DistNetworkError, DistStoreError, DistTim
 from meshdist.launch.arrivals_of_nodes import Arrivals
 from meshdist.launch.interrupts import Interrupts
 from meshdist.launch.launchers_store import (
+    JobEndedError,
     SignalledError,
     arrived,
     await_key,
@@ -63,14 +64,6 @@ class Met(NamedTuple):
     leads: bool  # True for the launcher that keeps the store
     start: int = 0  # the start of the ranks with which this launcher begins
     arrivals: Arrivals | None = None  # in the launcher that leads an elastic job
-
-
-class JobEndedError(Exception):
-    """The job has ended before this launcher got a place in it; `status` is that of the job."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__("the job has ended before this host got a place in it")
-        self.status = status
 
 
 def meet(

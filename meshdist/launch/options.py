@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from meshdist.cluster.place import DEFAULT_PORT, find_place
-from meshdist.launch.node_rendezvous import NodeRendezvous
 from meshdist.launch.worker_env import LOOPBACK
 from meshdist.system.platform import parse_num_ranks
 from meshdist.system.plurals import counted
@@ -13,6 +11,8 @@ from meshdist.system.plurals import counted
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Mapping
+
+    from meshdist.launch.node_rendezvous import NodeRendezvous
 
 DEFAULT_MEETING_PORT = 29400
 _OPTIONS_OF_VARIABLES = ("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "rdzv_endpoint")
@@ -138,6 +138,8 @@ def rendezvous_of(parsed: Namespace) -> NodeRendezvous | None:
         host, port, node = _from_launcher(parsed.nnodes, node)
     if node is not None and node >= most:
         raise ValueError(f"--node-rank must be 0 to {most - 1}, got {node}")
+    from meshdist.launch.node_rendezvous import NodeRendezvous  # with what one host alone does not need
+
     met = NodeRendezvous(host, port or DEFAULT_MEETING_PORT, most, node, parsed.rdzv_id, parsed.rdzv_timeout)
     return met if least == most else met._replace(least_nodes=least, last_call_s=parsed.rdzv_last_call)
 
@@ -147,6 +149,8 @@ def _from_launcher(num_nodes: Count, node: int | None) -> tuple[str, int | None,
 
     The port is None where the launcher does not distinguish one start from another.
     """
+    from meshdist.cluster.place import DEFAULT_PORT, find_place
+
     place = find_place(world_size=num_nodes.most)
     if place is None or place.address is None:
         raise ValueError(

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from meshdist.bootstrap.join import object_for_absent
 from meshdist.bootstrap.launched import PREFIX
 from meshdist.errors import DistError
 from meshdist.launch.outputs import STDERR, STDOUT, Routing
@@ -18,6 +17,7 @@ from meshdist.store import PrefixStore, Store
 from meshdist.system.processes import describe_status
 
 _LOOK_S = 1.0
+_END_TOGETHER_S = 0.2  # the ranks of most jobs end within that time
 
 
 class RankEntry(NamedTuple):
@@ -96,6 +96,8 @@ class RankBoard:
         if self._store is None or not self._succeeded or now_s < self._next_look_s:
             return
         self._next_look_s = now_s + _LOOK_S
+        from meshdist.bootstrap.join import object_for_absent
+
         part = PrefixStore(f"worker/attempt_{self._entry.num_restarts}", self._store)
         try:
             object_for_absent(part, self._entry.world_size, self._succeeded)
@@ -106,6 +108,7 @@ class RankBoard:
         """Show that a rank has ended; `was_ended` by the launcher, as the job ends."""
         if exit.status == 0:
             who = f"rank {exit.rank} (pid {exit.pid} on {self._entry.host})"
+            self._next_look_s = max(self._next_look_s, time.monotonic() + _END_TOGETHER_S)
             self._succeeded[exit.rank] = f"{who} has ended, with exit status 0, without calling init_process_group"
         ended = "succeeded" if exit.status == 0 else "terminated" if was_ended else describe_status(exit.status)
         self._show({**self._entry.ranks, exit.rank: self._entry.ranks[exit.rank]._replace(ended=ended)})

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from meshdist.bootstrap.spawned import NOT_SPAWNED
 from meshdist.launch.worker import ERROR_FILE_VARIABLE
 from meshdist.security.credentials import SECRET_FILE_VARIABLE, SECRET_VARIABLE, secret_from_environment
-from meshdist.system.platform import available_cores
+from meshdist.system.platform import available_cores, temporary_directory
 
 LOOPBACK = "127.0.0.1"
 
@@ -46,9 +46,7 @@ class Job(NamedTuple):
 
 def job_secret() -> str:
     """Return the secret given to this process, by variable or file, or a new random one."""
-    import secrets
-
-    return secret_from_environment().decode() or secrets.token_hex(32)
+    return secret_from_environment().decode() or os.urandom(32).hex()
 
 
 def new_job(world_size: int, secret: str, master_addr: str, master_port: int, run_id: str | None = None) -> Job:
@@ -56,11 +54,8 @@ def new_job(world_size: int, secret: str, master_addr: str, master_port: int, ru
 
     Its error directory has an unguessable name and does not exist until a rank fails.
     """
-    import secrets
-    import tempfile
-
-    run_id = run_id or secrets.token_hex(8)
-    directory = os.path.join(tempfile.gettempdir(), f"meshdist-{secrets.token_hex(16)}")
+    run_id = run_id or os.urandom(8).hex()
+    directory = os.path.join(temporary_directory(), f"meshdist-{os.urandom(16).hex()}")
     return Job(run_id, secret, world_size, master_addr, master_port, directory)
 
 

@@ -31,9 +31,11 @@ from meshdist.mesh.mesh_check import agree, refusals_reported, refusals_reported
 from meshdist.mesh.mesh_exchanges import MeshExchanges
 from meshdist.mesh.mesh_state import entered
 from meshdist.mesh.sharding import shard, unshard
-from meshdist.profiler.accounting import Account, accounting
 from meshdist.runtime.context import GroupLike
 from meshdist.system.name_hints import explaining, naming_methods
+
+if TYPE_CHECKING:
+    from meshdist.profiler.accounting import Account
 
 
 @core.compare_by_identity
@@ -310,6 +312,8 @@ class DeviceMesh(MeshExchanges):
             ...     account.as_dict()
             {'dp': {'all_reduce': {'calls': 1, 'nbytes': 1048576, 'inside': 0, 'between': 1835008}}}
         """
+        from meshdist.profiler.accounting import accounting
+
         hosts = self._hosts()
         return accounting(self._here(), self, None if hosts is None else hosts.of_group)
 

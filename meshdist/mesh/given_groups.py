@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +87,9 @@ def layout_of_groups(groups: Sequence[ProcessGroup], mesh: Any, names: Sequence[
 
 def name_of_ranks(ranks: Ranks) -> str:
     """Return the key under which the ranks of a mesh, in any order, count their meshes."""
-    return f"of {hashlib.sha256(np.sort(ranks, axis=None).tobytes()).hexdigest()[:16]}"
+    from hashlib import sha256  # loaded since this rank has joined
+
+    return f"of {sha256(np.sort(ranks, axis=None).tobytes()).hexdigest()[:16]}"
 
 
 def _check_row(what: str, row: tuple[int, ...], group: ProcessGroup) -> None:

@@ -14,7 +14,6 @@ A universe of one rank needs no check. In a dry run the store is local.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -74,7 +73,9 @@ def agree(
     agreement = _next(world, universe, num_ranks)
     if agreement is None:
         return None
-    digest = hashlib.sha256(repr((device_type, layout.names, layout.shape, tuple(backends))).encode())
+    from hashlib import sha256  # loaded since this rank has joined
+
+    digest = sha256(repr((device_type, layout.names, layout.shape, tuple(backends))).encode())
     digest.update(layout.ranks.tobytes())
     given = f", backends {', '.join(map(str, backends))}" if any(backends) else ""
     text = f"created DeviceMesh({device_type!r}, {layout.describe()}, {ranks_text(layout.ranks.reshape(-1))}{given})"

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from enum import Enum
-from hashlib import blake2b
-from typing import Any, Protocol, TypeAlias
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from meshdist.arrays.host import Array, as_buffers, check_apart, check_writable, is_plain, native, pack
 from meshdist.arrays.overlap import must_copy
@@ -106,7 +105,6 @@ class CollectiveSpec(Protocol):
     ) -> CollectiveSpec: ...
 
 
-@dataclass(frozen=True)
 class Signature:
     """The part of a call that must be equal on all ranks.
 
@@ -116,16 +114,21 @@ class Signature:
         fingerprint: A hash of `compared`, 64 bits.
     """
 
-    text: str
-    compared: str = ""
+    __slots__ = ("compared", "text")
 
-    def __post_init__(self) -> None:
-        if not self.compared:
-            object.__setattr__(self, "compared", self.text)
+    def __init__(self, text: str, compared: str = "") -> None:
+        self.text, self.compared = text, compared or text
 
     @property
     def fingerprint(self) -> int:
-        return int.from_bytes(blake2b(self.compared.encode(), digest_size=8).digest(), "little")
+        return _hash_of(self.compared)
+
+
+@lru_cache(maxsize=1024)  # of plans that are made anew, and of the calls of backends that have no plans of their own
+def _hash_of(text: str) -> int:
+    from hashlib import blake2b  # loaded since this rank has joined
+
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 class ShapeRule(Enum):
@@ -169,8 +172,7 @@ def _with_shapes(begin: str, dtype: str, shapes: list[tuple[int, ...]]) -> str:
     return begin + ", ".join(f"{dtype}{list(shape)}" for shape in shapes)
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One call of one rank. Backends get it checked, with plain contiguous buffers and ranks of the group.
 
     Attributes:
@@ -221,11 +223,11 @@ class Call:
     def on_plain_arrays(self) -> Call:
         """Return the call as its plan gets it: with contiguous arrays, here without values."""
         send = _plain_room(self.send)
-        return replace(self, send=send, recv=send if self.recv is self.send else _plain_room(self.recv))
+        return self._replace(send=send, recv=send if self.recv is self.send else _plain_room(self.recv))
 
     def without_buffers(self) -> Call:
         """Return the call as a plan may keep it: plans must not hold arrays."""
-        return replace(self, send=None, recv=None)
+        return self._replace(send=None, recv=None)
 
 
 def _plain_room(buffers: Buffers) -> Buffers:

@@ -8,13 +8,12 @@ import sys
 import threading
 import warnings
 from functools import cache
-from pathlib import PurePath
 from types import CodeType, FrameType
 
 from meshdist.runtime.work import carried
 
 # This package, and the module that calls it at the end of a `with` block.
-_NOT_THE_USERS = (str(PurePath(__file__).parents[1]), contextlib.__file__)
+_NOT_THE_USERS = (os.path.dirname(os.path.dirname(__file__)), contextlib.__file__)
 # What calls this package: torch.distributed and the collectives of Ray as a backend, and autograd's primitives.
 _CALLERS = tuple(
     os.path.join("site-packages", *parts, "") for parts in (("torch",), ("ray", "util", "collective"), ("autograd",))
@@ -69,7 +68,7 @@ def is_ours(file: str) -> bool:
 
 
 def _file_and_line(code: CodeType, line: int) -> str:
-    return PurePath(place_in(code.co_filename, line)).name
+    return os.path.basename(place_in(code.co_filename, line))
 
 
 def place_in(file: str, line: int) -> str:

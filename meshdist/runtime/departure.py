@@ -7,7 +7,6 @@ killed or ended outside the interpreter: its peers see that it is gone, and perh
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
@@ -124,6 +123,8 @@ class Departure(NamedTuple):
     @classmethod
     def decode(cls, data: bytes) -> Departure:
         """Return the record that `encode` made; UNKNOWN if it cannot be read."""
+        import json  # loaded since this rank has joined
+
         try:
             fields = json.loads(data)
             texts = {name: str(fields.get(name, "")) for name in ("detail", "first", "hang_report")}
@@ -139,6 +140,8 @@ class Departure(NamedTuple):
 
 
 def _as_json(fields: Mapping[str, Any]) -> bytes:
+    import json  # loaded since this rank has joined
+
     text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
     return text.encode(errors="backslashreplace")  # JSON writes a lone surrogate in the same way
 

@@ -6,12 +6,11 @@ clock readings, and the caller's code object with the current instruction. Text 
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import PurePath
 from types import CodeType, FrameType
 from typing import Any
 
@@ -36,23 +35,35 @@ FIRST_OWN_TAG = 1 << 62
 clock = time.monotonic_ns
 
 
-@dataclass(slots=True, eq=False)
 class CallFacts:
     """What all calls of one signature on one group have in common.
 
     It outlives the group, so it must hold neither the group nor any array.
     """
 
-    name: str  # the function that is called
-    group: str  # the group's name, the same on all its ranks
-    label: str  # the group's name in errors and logs
-    text: str  # the call as all ranks must make it
-    sent: list[tuple[str, tuple[int, ...]]]  # dtype and shape of each array, here and in `received`
-    received: list[tuple[str, tuple[int, ...]]]
-    root: int | None  # the source or destination, as a rank of the group; for a message, the peer
-    timeout_s: float
-    tag: int | None = None  # of a message; None for a collective
-    words: str = ""  # what the ranks compare besides, which says what operation the call is part of
+    __slots__ = ("group", "label", "name", "received", "root", "sent", "tag", "text", "timeout_s", "words")
+
+    def __init__(
+        self,
+        name: str,  # the function that is called
+        group: str,  # the group's name, the same on all its ranks
+        label: str,  # the group's name in errors and logs
+        text: str,  # the call as all ranks must make it
+        sent: list[tuple[str, tuple[int, ...]]],  # dtype and shape of each array, here and in `received`
+        received: list[tuple[str, tuple[int, ...]]],
+        root: int | None,  # the source or destination, as a rank of the group; for a message, the peer
+        timeout_s: float,
+        tag: int | None = None,  # of a message; None for a collective
+        words: str = "",  # what the ranks compare besides, which says what operation the call is part of
+    ) -> None:
+        self.name, self.group, self.label, self.text = name, group, label, text
+        self.sent, self.received, self.root = sent, received, root
+        self.timeout_s, self.tag, self.words = timeout_s, tag, words
+
+    def relabelled(self, label: str) -> CallFacts:
+        """Return the facts of a group that has got another label."""
+        fields = (self.text, self.sent, self.received, self.root, self.timeout_s, self.tag, self.words)
+        return CallFacts(self.name, self.group, label, *fields)
 
     @property
     def is_message(self) -> bool:
@@ -116,7 +127,7 @@ class FlightRecorder:
             if not isinstance(facts, CallFacts) or facts.group != group or not record.completed:
                 continue
             if num_later == 0:
-                return PurePath(site_in(record)[0]).name if facts.text.startswith(text) else ""
+                return os.path.basename(site_in(record)[0]) if facts.text.startswith(text) else ""
             num_later -= 1
         return ""
 
@@ -207,4 +218,4 @@ def _call_of(error: DistError, record: Record) -> CallMade:
     # Ranks make the calls of a group in one order, so a peer that left before this call has made all earlier ones.
     if failure is not None and failure.left_out is LeftOut.CALL and failure.departure.exit.is_orderly and number > 1:
         peers_last = number - 1
-    return CallMade(kind, number, PurePath(site_in(record)[0]).name, peers_last, facts.words)
+    return CallMade(kind, number, os.path.basename(site_in(record)[0]), peers_last, facts.words)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
-from pathlib import PurePath
 
 from meshdist.core import Calls
 from meshdist.runtime.flight_recorder import facts_in, site_in
@@ -33,7 +33,7 @@ def never_waited_for(calls: Calls, progress: Progress) -> str:
     if not count:
         return ""
     first = min(filter(None, [*(work.record for work in kept), first_dropped]), key=lambda record: record.created)
-    facts, place = facts_in(first), PurePath(site_in(first)[0]).name
+    facts, place = facts_in(first), os.path.basename(site_in(first)[0])
     call = f"{facts.text}, {'message' if facts.is_message else 'call'} {first.sequence}, at {place}"
     if count == 1:
         return (

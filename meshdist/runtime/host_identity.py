@@ -7,11 +7,9 @@ rank a host of its own.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 from meshdist.system.env_flags import DISABLE_SHM, switch
@@ -29,10 +27,14 @@ class Card(NamedTuple):
     network: str = ""  # equal for ranks that reach each other by loopback addresses
 
     def encode(self) -> str:
+        import json
+
         return json.dumps(self._asdict())
 
     @classmethod
     def decode(cls, text: bytes) -> Card:
+        import json
+
         return cls(**json.loads(text))
 
 
@@ -60,4 +62,5 @@ def _machine(*namespaces: str) -> str:
     if sys.platform != "linux":
         return platform.node()
     own = [os.readlink(f"/proc/self/ns/{kind}") for kind in namespaces]
-    return " ".join([Path("/proc/sys/kernel/random/boot_id").read_text().strip(), *own])
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return " ".join([file.read().strip(), *own])

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from dataclasses import dataclass
 from time import monotonic
 from typing import NamedTuple
 
@@ -54,23 +53,33 @@ _TAKEN_OVER = 8
 _AT_ONCE = (False,)
 
 
-@dataclass(slots=True, eq=False)
 class Job:
     """A call that the progress thread carries out."""
 
-    # Makes the iterator that carries out the call; called when the call becomes the head of its queue.
-    make_steps: Callable[[], Iterator[Waitable]]
-    work: Work  # the user's handle
-    timeout_s: float  # counted from the first wait of the call
-    error_prefix: str  # name, group and rank of the call
-    # Called with the error, the prefix and the record of a failed call; returns the error for the user.
-    failed: Callable[[BaseException, str, Record], BaseException]
-    record: Record  # the call's record in the flight recorder
-    watch: Watch | None = None
-    waiting_for: Waitable | None = None
-    deadline: Deadline | None = None
-    error: BaseException | None = None
-    _steps: Iterator[Waitable] | None = None
+    __slots__ = (
+        "_steps", "deadline", "error", "error_prefix", "failed", "make_steps", "record", "timeout_s", "waiting_for",
+        "watch", "work",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        # Makes the iterator that carries out the call; called when the call becomes the head of its queue.
+        make_steps: Callable[[], Iterator[Waitable]],
+        work: Work,  # the user's handle
+        timeout_s: float,  # counted from the first wait of the call
+        error_prefix: str,  # name, group and rank of the call
+        # Called with the error, the prefix and the record of a failed call; returns the error for the user.
+        failed: Callable[[BaseException, str, Record], BaseException],
+        record: Record,  # the call's record in the flight recorder
+        error: BaseException | None = None,
+    ) -> None:
+        self.make_steps, self.work = make_steps, work
+        self.timeout_s, self.error_prefix = timeout_s, error_prefix
+        self.failed, self.record, self.error = failed, record, error
+        self.watch: Watch | None = None
+        self.waiting_for: Waitable | None = None
+        self.deadline: Deadline | None = None
+        self._steps: Iterator[Waitable] | None = None
 
     def advance(self, check: bool, observer: WaitObserver | None = None) -> bool:
         """Advance as far as possible without waiting; return True when the call is done or has failed.

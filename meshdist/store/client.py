@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from meshdist.errors import DistNetworkError, DistStoreError
 from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, HandshakeBroken, HandshakeUnanswered
+from meshdist.store.brief_requests import bounded
 from meshdist.store.connect import (
     ATTEMPT_S,
     FIRST_PAUSE_S,
@@ -22,7 +23,7 @@ from meshdist.store.connect import (
     connect_once,
     connect_patiently,
 )
-from meshdist.store.exchange import ask, bounded
+from meshdist.store.exchange import ask
 from meshdist.store.interface import DEFAULT_STORE_TIMEOUT_S
 from meshdist.store.keepalive import SilenceMonitor
 from meshdist.store.repeated_requests import GRACE_S, SLOT_CLAIM, is_reset, resumption_s

@@ -45,6 +45,11 @@ class Store(metaclass=_Stores):
 
     _timeout_s = DEFAULT_STORE_TIMEOUT_S
 
+    @property
+    def is_master(self) -> bool:
+        """Whether this process hosts the store for the others, which lose it when it is closed here."""
+        return False
+
     if not TYPE_CHECKING:  # for type checkers, a name that is not there is an error
 
         def __getattr__(self, name: str) -> object:

@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from typing import NamedTuple
 
-from meshdist.system.platform import tcp_info
+from meshdist.system.tcp_socket import tcp_info
 
 
 class KeepAlive(NamedTuple):

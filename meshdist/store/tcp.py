@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshdist.errors import DistNetworkError, DistStoreError
 from meshdist.security.credentials import require_secret, secret_from_environment
@@ -28,9 +28,11 @@ from meshdist.store.connect import Resolver
 from meshdist.store.interface import DEFAULT_STORE_TIMEOUT_S, Store, Value, encode_key, encode_value, missing_error
 from meshdist.store.prefix import PrefixStore
 from meshdist.store.request import DryStore, RequestStore, dry_store
-from meshdist.store.server import StoreServer
 from meshdist.store.table import Op, Status
 from meshdist.system.deadline import Deadline, Timeout
+
+if TYPE_CHECKING:
+    from meshdist.store.server import StoreServer
 
 # The port that a dry run picks for port 0.
 _DRY_PORT = 29500
@@ -149,6 +151,8 @@ class TCPStore(RequestStore):
         address = reachable_from_here(listener)
         encryption.prepare(str(each.getsockname()[0]) for each in (listener, *others))
         try:
+            from meshdist.store.server import StoreServer  # one process of a job hosts the store
+
             server = StoreServer(listener, secret, multi_tenant, others, encryption)
         except OSError as error:
             raise DistNetworkError(f"{endpoint(self._host, self._port)} cannot be served: {error}") from error

@@ -5,11 +5,9 @@ The names themselves are in `_torch_names`, which is imported when such an error
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
-from numbers import Integral
 from types import FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -95,6 +93,8 @@ def not_a_group(group: object) -> TypeError:
     """Return the error about the `group` argument of the function that the user has called; it says what to write."""
     got, hint = type(group).__name__, ""
     if isinstance(group, str):
+        import json
+
         got, hint = repr(group), f"; for an axis of a mesh, write mesh[{json.dumps(group)}]"
     elif isinstance(group, (list, tuple, range)) and all(isinstance(rank, int) for rank in group):
         ranks = str(list(group)) if len(group) <= _FEW_RANKS else "ranks"
@@ -121,6 +121,8 @@ def is_method_call() -> bool:
 
 
 def _is_integer(value: object) -> bool:
+    from numbers import Integral
+
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 

@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 from meshdist.system.platform import limit_of
 
@@ -32,7 +31,8 @@ def fields_of(pid: int) -> list[str]:
     """Return the fields of /proc/<pid>/stat from the state on; empty if there is no such process, or no /proc."""
     try:
         # The second field, the name, is in parentheses and may hold anything.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
     except OSError as error:
         if limit_of(error):
             raise  # the process may be alive

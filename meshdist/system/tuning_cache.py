@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping
 from functools import cached_property
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 from meshdist import core
@@ -53,8 +52,9 @@ class TuningCache:
         try:
             import tempfile  # few jobs write
 
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            directory = os.path.dirname(path)
+            os.makedirs(directory, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=directory, delete=False) as file:
                 file.write(text + "\n")
             os.replace(file.name, path)
         except OSError as error:
@@ -76,7 +76,8 @@ class TuningCache:
         if path is None:
             return {}
         try:
-            found = json.loads(path.read_text())
+            with open(path) as file:
+                found = json.load(file)
             if (found["version"], found["machine"]) != (_VERSION, self._machine):
                 return {}
             return {ranks: dict(choices) for ranks, choices in found["choices"].items()}
@@ -87,17 +88,14 @@ class TuningCache:
             return {}
 
 
-def path_of(machine: str) -> Path | None:
+def path_of(machine: str) -> str | None:
     """Return the file for a machine; None if the user has no directory for it."""
     name = f"tuning-{sha256(machine.encode()).hexdigest()[:12]}.json"
     if os.environ.get(DIRECTORY):
-        return Path(os.environ[DIRECTORY]) / name
-    try:
-        caches = "Library/Caches" if sys.platform == "darwin" else ".cache"
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / caches
-    except RuntimeError:  # the process has no home
-        return None
-    return Path(base) / "meshdist" / name
+        return os.path.join(os.environ[DIRECTORY], name)
+    caches = "Library/Caches" if sys.platform == "darwin" else ".cache"
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser(f"~/{caches}")
+    return None if base.startswith("~") else os.path.join(base, "meshdist", name)  # "~": the process has no home
 
 
 def _tell(words: str) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ def test_a_file_store_is_read_or_refused(log, data):
     path, right = log
     path.unlink(missing_ok=True)
     content = data.draw(st.one_of(changed(right), RECORDS.map(right.__add__), st.binary(min_size=1, max_size=40)))
-    path.write_bytes(content)
+    Path(path).write_bytes(content)
     path.chmod(0o600)
 
     def use():
@@ -106,7 +107,7 @@ def state():
 @fuzz
 def test_a_flight_record_is_read_or_named(tmp_path, state, data):
     path = tmp_path / "rank0.json"
-    path.write_bytes(data.draw(st.one_of(documents(state), st.just(DEEP))))
+    Path(path).write_bytes(data.draw(st.one_of(documents(state), st.just(DEEP))))
     found, message = outcome(lambda: report_on(read_states([path])))
     assert found is not None or str(path) in message, message
 
@@ -121,7 +122,7 @@ ERROR |= {"type": "E", "message": "m", "traceback": "t", "secondary": False}
 @fuzz
 def test_an_error_file_is_read_or_ignored(tmp_path, content):
     path = tmp_path / "error.json"
-    path.write_bytes(content)
+    Path(path).write_bytes(content)
     failure = read_error_file(str(path), 3)
     assert failure is None or failure.headline().startswith("rank 3 (pid ")
 
@@ -147,7 +148,7 @@ def test_remembered_choices_are_read_or_ignored(tmp_path, monkeypatch, data):
     machine = TuningCache(2)._machine  # its file is named after it
     path = path_of(machine)
     right = {"version": _VERSION, "machine": machine, "choices": {"2": {"all_reduce": "ring"}}}
-    path.write_bytes(data.draw(st.one_of(documents(right), st.just(DEEP))))
+    Path(path).write_bytes(data.draw(st.one_of(documents(right), st.just(DEEP))))
     cache = TuningCache(2)
     assert cache.choice("all_reduce") is None or isinstance(cache.choice("all_reduce"), str)
     cache.update({"broadcast": "tree"})
@@ -179,7 +180,7 @@ CELLS += ["0I0", "0W0", "\0", '"', "²F0", "x" * 40]
 @fuzz
 def test_a_schedule_is_read_or_refused(tmp_path, content):
     path = tmp_path / "schedule.csv"
-    path.write_bytes(content)
+    Path(path).write_bytes(content)
     outcome(lambda: repr(Schedule.from_csv(path)))
 
 

@@ -14,7 +14,7 @@ from until import until
 
 from meshdist.errors import DistNetworkError, DistStoreError
 from meshdist.store import TCPStore
-from meshdist.store.exchange import brief
+from meshdist.store.brief_requests import brief
 from meshdist.store.repeated_requests import SLOT_CLAIM, Slot, Slots
 from meshdist.store.session import Session
 from meshdist.store.table import Status

@@ -26,7 +26,7 @@ from meshdist.errors import DistBackendError, DistError, DistTimeoutError
 from meshdist.runtime.call import Call
 from meshdist.runtime.departure import Departure, LeftOut, PeerExit, gave_up, peer_gone
 from meshdist.runtime.waiting import wait_until
-from meshdist.store.exchange import brief
+from meshdist.store.brief_requests import brief
 from meshdist.system.deadline import Deadline
 
 # Key of the group's store under which a rank reports that it gave up.

@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from copy import copy
-from dataclasses import replace
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -116,7 +115,7 @@ class NcclCalls(DeviceCalls):
             key = device_key(collective, send, recv, request.op, request.root, request.splits)
             group.remember_call(key, self._array, PlannedCall(self, self._backend, plan, group, error_prefix))
         if plan.facts.label != group.label:  # the group was relabelled
-            plan.facts = replace(plan.facts, label=group.label)
+            plan.facts = plan.facts.relabelled(group.label)
         if plan.apart and not in_place and given is not None and taken is not None:
             given = self._apart(given, taken, group, request.op is not None)
         return self._carry_out(request, plan, given, taken, device)

@@ -27,7 +27,7 @@ from meshdist.runtime.departure import LeftOut
 from meshdist.runtime.peer_monitor import PeerMonitor
 from meshdist.runtime.waiting import WithoutBell
 from meshdist.store import PrefixStore
-from meshdist.store.exchange import brief
+from meshdist.store.brief_requests import brief
 from meshdist.system.deadline import Deadline
 
 if TYPE_CHECKING:

@@ -11,10 +11,12 @@ import os
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from meshdist.errors import DistBackendError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ID_BYTES = 128
 HOW_TO_INSTALL = "`pip install cupy-cuda12x nvidia-nccl-cu12` installs CuPy and NCCL"
@@ -259,6 +261,8 @@ def _has_library() -> bool:
 
 
 def _libraries() -> Iterator[Path]:
+    from pathlib import Path  # only needed with CuPy
+
     given = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     roots = [Path(os.environ[name]) for name in ("CONDA_PREFIX", "CUDA_PATH", "CUDA_HOME") if name in os.environ]
     folders = [Path(folder) for folder in given if folder]

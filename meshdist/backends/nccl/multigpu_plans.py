@@ -8,7 +8,6 @@ the current streams of all these GPUs have been asked to do, and these streams c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
@@ -190,4 +189,4 @@ def over_gpus(call: Call, plan_of: Callable[[Call], NcclPlan]) -> OverGpus:
     }
     given, taken = shapes.get(call.collective.name, (first.shape, first.shape))
     send, recv = (np.broadcast_to(np.empty((), first.dtype), shape) for shape in (given, taken))
-    return OverGpus(call, plan_of(replace(call, collective=composition.inner, send=send, recv=recv)))
+    return OverGpus(call, plan_of(call._replace(collective=composition.inner, send=send, recv=recv)))

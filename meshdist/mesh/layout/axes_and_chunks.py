@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,8 @@ def unknown_axis(axis: int | str, described: str, known: Sequence[str]) -> Unkno
         meant = swapped or get_close_matches(axis.lower(), known, n=1)
         names = [name.strip() for name in axis.split(",")]
         if len(names) > 1 and known and all(name in known for name in names):
+            import json
+
             listed = ", ".join(map(json.dumps, names))
             return UnknownAxisError(f"unknown axis {axis!r}: write the names one by one: mesh[{listed}]")
     hint = f"; did you mean {meant[0]!r}?" if meant else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 from meshdist.backends.backend_options import BackendOptions
@@ -51,15 +50,18 @@ class HostBackend(Protocol):
 HostBackendFactory: TypeAlias = "Callable[[BackendOptions], HostBackend]"
 
 
-@dataclass(frozen=True)
 class HostOptions(BackendOptions):
     """Options of the backend of a host's ranks: those of the `whole` group, and the ranks' `places` in it."""
 
-    whole: BackendOptions | None = None
-    places: tuple[int, ...] = ()
+    def __init__(self, whole: BackendOptions, places: list[int]) -> None:
+        vars(self).update(vars(whole))
+        self.whole, self.places = whole, tuple(places)
+        self.name = f"{whole.name} from {places[0]}"
+        self.store = PrefixStore(f"host of {places[0]}", whole.store)
+        self.rank = places.index(whole.rank)
+        self.ranks = tuple(whole.ranks[place] for place in places)
 
     def gone(self, rank: int) -> Departure | None:
-        assert self.whole is not None
         return self.whole.gone(self.places[rank])
 
     def number(self, rank: int) -> int:
@@ -67,20 +69,7 @@ class HostOptions(BackendOptions):
 
     @property
     def ranks_in_messages(self) -> tuple[int, ...]:
-        assert self.whole is not None
         return self.whole.ranks
-
-
-def _host_options(options: BackendOptions, places: list[int]) -> HostOptions:
-    values = {name: getattr(options, name) for name in BackendOptions.__dataclass_fields__}
-    first = places[0]
-    values.update(
-        name=f"{options.name} from {first}",
-        store=PrefixStore(f"host of {first}", options.store),
-        rank=places.index(options.rank),
-        ranks=tuple(options.ranks[place] for place in places),
-    )
-    return HostOptions(**values, whole=options, places=tuple(places))
 
 
 class Hierarchy:
@@ -100,7 +89,7 @@ class Hierarchy:
         self.scratch = Scratch()
         self.local: HostBackend | None = None  # the backend of the ranks on this host; None if there are no others
         if len(self.mine) > 1:
-            self.local = make_backend(_host_options(backend.options, self.mine))
+            self.local = make_backend(HostOptions(backend.options, self.mine))
         self.rail: Rail | None = None  # the rail of this rank; None if it is on none
         if self.place < self.num_rails:
             self.rail = Rail(backend, tracker, [ranks[self.place] for ranks in hosts])
@@ -138,7 +127,7 @@ class Hierarchy:
             "shape_rule": ShapeRule.ANY_SHAPE,
             **changes,
         }
-        inner = replace(call, collective=collective, rank=self.place, size=len(self.mine), **values)
+        inner = call._replace(collective=collective, rank=self.place, size=len(self.mine), **values)
         plan = self.local.prepare(inner)
         if isinstance(plan, BarrierPlan):
             plan.adopt_signature(outer)

@@ -31,7 +31,7 @@ from meshdist.backends.p2p.requests import post
 from meshdist.errors import DistError
 from meshdist.runtime.departure import Departure
 from meshdist.runtime.waiting import Incoming, Probe, Waitable
-from meshdist.store.exchange import brief
+from meshdist.store.brief_requests import brief
 from meshdist.system.deadline import Deadline
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from meshdist.errors import DistBackendError
@@ -69,7 +69,8 @@ class Segment:
 def _give_back(fd: int, file: str | None, owner: int) -> None:
     os.close(fd)
     if file is not None and os.getpid() == owner:  # not in a forked child
-        Path(file).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(file)
 
 
 def create(num_bytes: int, peer_pids: Sequence[int]) -> Segment:

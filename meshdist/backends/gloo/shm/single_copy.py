@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from meshdist.arrays.host import Array
@@ -72,8 +72,9 @@ def allow_peers(options: BackendOptions) -> None:
 
 
 def _yama_asks() -> bool:
-    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
-    return scope.exists() and scope.read_text().strip() == "1"
+    with suppress(FileNotFoundError), open("/proc/sys/kernel/yama/ptrace_scope") as scope:
+        return scope.read().strip() == "1"
+    return False
 
 
 def _set_ptracer(pid: int) -> None:
