@@ -6,6 +6,11 @@
     mesh["tp"].all_reduce(x)
 
 The flat functions (`dist.all_reduce(x)`) have the names, argument order and meaning of torch.distributed.
+
+In signatures, `AnyArray` is a NumPy or CuPy array, a torch tensor on the CPU, or another object that shares its memory;
+`ArrayTree` an array, a number, or nested lists, tuples and dicts of them; `OutputOrWork` the output, or with
+`async_op=True` a Work; `GroupLike` a ProcessGroup, a DeviceMesh, or None for all ranks; `Op` a ReduceOp, its name in
+lower case, or the result of `premul_sum`.
 """
 
 import typing as _typing

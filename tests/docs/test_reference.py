@@ -81,6 +81,12 @@ def test_messages_have_an_example(name):
     assert "Example:\n    >>> " in inspect.getdoc(getattr(meshdist, name))
 
 
+def test_help_of_the_package_explains_the_names_of_types():
+    for name in ("AnyArray", "ArrayTree", "OutputOrWork", "GroupLike", "Op"):
+        assert f"`{name}`" in meshdist.__doc__
+        assert f"py:type:: {name}\n" in (API / "types.md").read_text()
+
+
 def test_arrays_have_a_name_in_signatures():
     for name in ("all_reduce", "send", "all_gather"):
         parameters = inspect.signature(getattr(meshdist, name)).parameters
