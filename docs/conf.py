@@ -47,9 +47,8 @@ html_theme_options = {"navigation_with_keys": True}
 
 
 def without_note(app: Any, name: str, content: list[str]) -> None:
-    """Leave out of a page of the reference what is said to readers outside of the site: the event "source-read"."""
-    if name.startswith("api/"):
-        content[0] = re.sub(r"^> Sphinx makes .*?\n\n", "", content[0], flags=re.MULTILINE | re.DOTALL)
+    """Leave out of a page how to make the site, for readers outside of it: the event "source-read"."""
+    content[0] = re.sub(r"^> Sphinx makes .*?\n\n", "", content[0], flags=re.MULTILINE | re.DOTALL)
 
 
 _trees: dict[tuple[str, str], Any] = {}
@@ -69,15 +68,49 @@ def one_tree_for_sources(app: Any, page: str, template: str, context: dict[str, 
         context["toctree"] = toctree
 
 
-def without_private(app: Any, what: str, name: str, thing: Any, options: Any, args: str, returned: str) -> Any:
-    """Leave out of a signature the arguments with private names: the event "autodoc-process-signature"."""
+# Classes whose objects users get from calls, and do not create.
+_FROM_CALLS = {
+    *("Account", "Candidate", "CoalescedCalls", "DTensor", "DryRun", "Event", "Generator", "GradBucket", "PendingSave"),
+    *("PipelineStep", "PipelineTimeline", "Plan", "PostLocalSGD", "PowerSGD", "ProcessGroup", "Profile"),
+    *("ReducerStatistics", "Slowest", "SpawnContext", "StepTimes", "Timeline", "Total", "Track", "Volume", "Work"),
+}
+
+
+def as_used(app: Any, what: str, name: str, thing: Any, options: Any, args: str, returned: str) -> Any:
+    """Leave out of signatures what users do not write: the event "autodoc-process-signature".
+
+    These are the arguments with private names, and those of classes whose objects users do not create.
+    """
+    if args and (what == "exception" or (what == "class" and name.rpartition(".")[2] in _FROM_CALLS)):
+        return "", ""
     return args and re.sub(r", _\w+: \w+ = \w+", "", args), returned
+
+
+def link_by_last_name(app: Any, env: Any, node: Any, content: Any) -> Any:
+    """Link a type that is described under a shorter name than that of its module: the event "missing-reference"."""
+    domain, (package, _, name) = env.get_domain("py"), node.get("reftarget", "").rpartition(".")
+    if node.get("reftype") not in ("class", "exc", "obj"):
+        return None
+    found = []
+    for full, entry in domain.objects.items():
+        described_in, _, last = full.rpartition(".")
+        if (
+            last == name
+            and entry.objtype in ("class", "exception", "type")
+            and (not package or package.startswith(described_in))
+        ):
+            found.append(full)
+    if not found:
+        return None
+    nearest = max(found, key=len)
+    return domain.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], nearest, node, content)
 
 
 def setup(app: Any) -> None:
     """Complete pages with notebooks and tables of methods, and link inherited methods to their source."""
-    app.connect("autodoc-process-signature", without_private)
+    app.connect("autodoc-process-signature", as_used)
     app.connect("html-page-context", one_tree_for_sources, priority=100)  # before the theme's
+    app.connect("missing-reference", link_by_last_name)
     app.connect("source-read", without_note)
     app.connect("source-read", method_tables.complete)
     app.connect("source-read", notebook_pages.complete)

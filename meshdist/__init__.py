@@ -6,6 +6,11 @@
     mesh["tp"].all_reduce(x)
 
 The flat functions (`dist.all_reduce(x)`) have the names, argument order and meaning of torch.distributed.
+
+In signatures, `AnyArray` is a NumPy or CuPy array, a torch tensor on the CPU, or another object that shares its memory;
+`ArrayTree` an array, a number, or nested lists, tuples and dicts of them; `OutputOrWork` the output, or with
+`async_op=True` a Work; `GroupLike` a ProcessGroup, a DeviceMesh, or None for all ranks; `Op` a ReduceOp, its name in
+lower case, or the result of `premul_sum`.
 """
 
 import typing as _typing
@@ -45,7 +50,14 @@ if _typing.TYPE_CHECKING:
     from meshdist.debug.dump import flight_recorder
     from meshdist.debug.replicated import check_replicated
     from meshdist.device_mesh import DeviceMesh, get_current_mesh, init_device_mesh
-    from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistStoreError, DistTimeoutError
+    from meshdist.errors import (
+        DistBackendError,
+        DistError,
+        DistNetworkError,
+        DistStoreError,
+        DistTimeoutError,
+        UnknownAxisError,
+    )
     from meshdist.groups.api import (
         GroupMember,
         get_backend,
@@ -106,6 +118,7 @@ if _typing.TYPE_CHECKING:
         "Store",
         "TCPStore",
         "Topology",
+        "UnknownAxisError",
         "Work",
         "__version__",
         "abort_process_group",
@@ -183,7 +196,7 @@ else:
         "debug.dump": "flight_recorder",
         "debug.replicated": "check_replicated",
         "device_mesh": "DeviceMesh get_current_mesh init_device_mesh",
-        "errors": "DistBackendError DistError DistNetworkError DistStoreError DistTimeoutError",
+        "errors": "DistBackendError DistError DistNetworkError DistStoreError DistTimeoutError UnknownAxisError",
         "groups.api": (
             "GroupMember get_backend get_backend_config get_global_rank get_group_rank get_node_local_rank "
             "get_pg_count get_process_group_ranks get_rank get_world_size group new_group"
@@ -230,10 +243,9 @@ else:
         "system",
     }
     # Packages of the API that are no names of `__all__`, and the libraries that they need. They are imported when they
-    # are first used. Libraries that take long to import, or register backends then, are listed if they are loaded.
+    # are first used, not by `dir`, which lists those whose library is installed.
     _PACKAGES = dict.fromkeys(("checkpoint", "parallel", "tensor", "topology"), "numpy")
     _PACKAGES |= {"autograd": "autograd", "dask": "distributed", "ray": "ray", "torch": "torch"}
-    _LISTED_IF_LOADED = {"distributed", "ray", "torch"}
     # Private names of torch that scripts use.
     _ALIASES = {
         "_all_gather_base": "all_gather_into_tensor",
@@ -253,13 +265,15 @@ if not _typing.TYPE_CHECKING:  # for type checkers, a name that is not there is 
 
     def __dir__() -> list[str]:
         packages = (name for name, library in _PACKAGES.items() if name in globals() or _is_at_hand(library))
-        return sorted({*__getattr__("__all__"), *packages, *(name for name in _collectives() if _is_collective(name))})
+        return sorted(
+            {*__getattr__("__all__"), "errors", *packages, *(name for name in _collectives() if _is_collective(name))}
+        )
 
     def _is_at_hand(library: str) -> bool:
         import sys
         from importlib.util import find_spec
 
-        return library in sys.modules or (library not in _LISTED_IF_LOADED and find_spec(library) is not None)
+        return bool(sys.modules[library] if library in sys.modules else find_spec(library))
 
     def _collectives() -> _typing.Mapping[str, object]:
         from meshdist.collectives.methods import CollectiveMethods

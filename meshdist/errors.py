@@ -29,26 +29,20 @@ class CallMade(NamedTuple):
 
 
 class DistError(RuntimeError):
-    """Report a failure of the distributed run; the base of all others.
+    """Report a failure of the distributed run; the base class of the exceptions of meshdist.
 
-    The message is made of `error_prefix`, `what`, `call`, `advice` and `hang_report`, in this order. Code decides by
-    these attributes, and never by the message.
+    The message consists of `error_prefix`, `what`, `call`, `advice` and `hang_report`, in this order. Programs should
+    read these attributes instead of the message, whose words may change.
 
     Attributes:
-        peer_failed: True if this rank fails only because another one did, which has the cause.
-        error_prefix: The call that failed, with its group and rank; empty if unknown.
+        peer_failed: True if another rank caused the failure; the error of that rank has the cause.
+        error_prefix: The function that was called, with the group and the rank; empty if unknown.
         what: What went wrong.
-        call: The call that failed, with its number and line; None if unknown, or if `what` has it.
-        made: The same, for the errors of later calls on the group, also where this message needs none.
+        call: The call that failed: its `number` on the group, and its `site`, the file and line of your code. None if
+            the message does not name the call.
         advice: What to change in the program; empty if unknown.
-        is_numbered: The message has the number of the failed call: of this one, a peer's, or an earlier one.
-        is_earlier: The group was broken before the call; `what` has the error that broke it.
-        is_misfit: A message does not fit the array that is to receive it.
-        needs_probe: That message is an array of a different size or dtype, which `probe` would have told.
-        sent_label: The label of that message, where it alone does not fit; else empty.
-        hang_report: Lines on the ranks: which one waits for which, or which call each makes; empty if unknown.
-        reporter: The lowest of the global ranks whose errors have the same `hang_report`; None if unknown.
-        peer: The end of the peer that caused the failure, a `departure.PeerFailure`; None if no peer did.
+        hang_report: What each rank was doing: the call that it is in, and the ranks that it waits for. Empty if
+            unknown.
     """
 
     peer_failed = False
@@ -60,15 +54,24 @@ class DistError(RuntimeError):
         self.error_prefix = error_prefix
         self.what = message
         self.call: CallMade | None = None
-        self.made: CallMade | None = None
         self.advice = ""
-        self.is_numbered = False
-        self.is_earlier = False
-        self.is_misfit = False
-        self.needs_probe = False
-        self.sent_label = ""
         self.hang_report = hang_report
+        # For this package:
+        # The failed call, for the errors of later calls on the group, also if this message does not name it.
+        self.made: CallMade | None = None
+        # The message has the number of a failed call: of this one, a peer's, or an earlier one.
+        self.is_numbered = False
+        # The group was broken before the call; `what` has the error that broke it.
+        self.is_earlier = False
+        # A message does not fit the array that is to receive it.
+        self.is_misfit = False
+        # That message is an array of a different size or dtype, which `probe` would have told.
+        self.needs_probe = False
+        # The label of that message, if only the label does not fit.
+        self.sent_label = ""
+        # The lowest of the global ranks whose errors have the same `hang_report`.
         self.reporter: int | None = None
+        # The end of the peer that caused the failure, a `departure.PeerFailure`; None if no peer did.
         self.peer: object = None
         super().__init__(self._message())
 
@@ -119,7 +122,7 @@ class DistTimeoutError(DistError):
 
 
 class UnknownAxisError(KeyError, ValueError):
-    """Report an axis that a mesh does not have, and list those that it has."""
+    """Report an axis that a mesh does not have; the message lists its axes. It is a KeyError and a ValueError."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # KeyError alone would show the sentence in quotes

@@ -34,7 +34,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from meshdist.arrays.device_types import new_empty
-from meshdist.arrays.host import Array
+from meshdist.arrays.host import AnyArray, Array, ArrayTree
 from meshdist.arrays.reduce_op import Op, ReduceOp
 from meshdist.arrays.trees import is_tree
 from meshdist.collectives.all_gather import all_gather as _all_gather
@@ -66,7 +66,7 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
+def all_reduce(x: ArrayTree, op: Op = ReduceOp.SUM, group: GroupLike = None) -> ArrayTree:
     """Return the reduction of `x` over the group, on all ranks.
 
     Args:
@@ -88,7 +88,7 @@ def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
     return all_reduced(given_array(x, "all_reduce", group), op, group)
 
 
-def scan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
+def scan(x: ArrayTree, op: Op = ReduceOp.SUM, group: GroupLike = None) -> ArrayTree:
     """Return the reduction of `x` over the ranks up to and including this one, in rank order.
 
     Args:
@@ -112,7 +112,7 @@ def scan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
     return y
 
 
-def exscan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
+def exscan(x: ArrayTree, op: Op = ReduceOp.SUM, group: GroupLike = None) -> ArrayTree:
     """Return the reduction of `x` over the ranks before this one, in rank order.
 
     Args:
@@ -137,7 +137,7 @@ def exscan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
     return y
 
 
-def broadcast(x: Any, src: int | None = None, group: GroupLike = None, group_src: int | None = None) -> Any:
+def broadcast(x: ArrayTree, src: int | None = None, group: GroupLike = None, group_src: int | None = None) -> ArrayTree:
     """Return the array or tree of one rank, on all ranks.
 
     Args:
@@ -164,8 +164,8 @@ def broadcast(x: Any, src: int | None = None, group: GroupLike = None, group_src
 
 
 def reduce(
-    x: Any, dst: int | None = None, op: Op = ReduceOp.SUM, group: GroupLike = None, group_dst: int | None = None
-) -> Any:
+    x: ArrayTree, dst: int | None = None, op: Op = ReduceOp.SUM, group: GroupLike = None, group_dst: int | None = None
+) -> ArrayTree:
     """Return the reduction of `x` over the group on one rank.
 
     Args:
@@ -196,10 +196,12 @@ def reduce(
 
 
 @overload
-def all_gather(x: Any, group: GroupLike = None, *, axis: None = None, dim: None = None) -> list[Any]: ...
+def all_gather(x: ArrayTree, group: GroupLike = None, *, axis: None = None, dim: None = None) -> list[ArrayTree]: ...
 @overload
-def all_gather(x: Any, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None) -> Any: ...
-def all_gather(x: Any, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None) -> Any:
+def all_gather(
+    x: ArrayTree, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None
+) -> ArrayTree: ...
+def all_gather(x: ArrayTree, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None) -> ArrayTree:
     """Return the arrays or trees of all ranks, on all ranks.
 
     Args:
@@ -228,7 +230,9 @@ def all_gather(x: Any, group: GroupLike = None, *, axis: int | None = None, dim:
     return blocks
 
 
-def all_gather_into_tensor(x: Any, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None) -> Any:
+def all_gather_into_tensor(
+    x: ArrayTree, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None
+) -> ArrayTree:
     """Return the arrays of all ranks concatenated, on all ranks.
 
     Args:
@@ -251,14 +255,14 @@ def all_gather_into_tensor(x: Any, group: GroupLike = None, *, axis: int | None 
 
 
 def gather(
-    x: Any,
+    x: ArrayTree,
     dst: int | None = None,
     group: GroupLike = None,
     group_dst: int | None = None,
     *,
     axis: int | None = None,
     dim: int | None = None,
-) -> Any:
+) -> ArrayTree:
     """Return the arrays or trees of all ranks on one rank.
 
     Args:
@@ -286,8 +290,8 @@ def gather(
 
 
 def scatter(
-    x: Any,
-    scatter_list: Any = None,
+    x: AnyArray,
+    scatter_list: Sequence[AnyArray] | AnyArray | None = None,
     src: int | None = None,
     group: GroupLike = None,
     group_src: int | None = None,
@@ -331,7 +335,12 @@ def scatter(
 
 @explaining
 def reduce_scatter(
-    x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None
+    x: Sequence[AnyArray] | AnyArray,
+    op: Op = ReduceOp.SUM,
+    group: GroupLike = None,
+    *,
+    axis: int | None = None,
+    dim: int | None = None,
 ) -> Array:
     """Return this rank's array of the reduction of lists of arrays over the group.
 
@@ -372,7 +381,7 @@ def reduce_scatter(
 
 
 def reduce_scatter_tensor(
-    x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None
+    x: AnyArray, op: Op = ReduceOp.SUM, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None
 ) -> Array:
     """Return this rank's block of the reduction of `x` over the group.
 
@@ -401,13 +410,17 @@ def reduce_scatter_tensor(
 
 
 @overload
-def all_to_all(x: Any, group: GroupLike = None, *, axis: None = None, dim: None = None) -> list[Array]: ...
+def all_to_all(
+    x: Sequence[AnyArray], group: GroupLike = None, *, axis: None = None, dim: None = None
+) -> list[Array]: ...
 @overload
-def all_to_all(x: Any, group: GroupLike = None, *, axis: int, dim: None = None) -> Array: ...
+def all_to_all(x: AnyArray, group: GroupLike = None, *, axis: int, dim: None = None) -> Array: ...
 @overload
-def all_to_all(x: Any, group: GroupLike = None, *, axis: None = None, dim: int) -> Array: ...
+def all_to_all(x: AnyArray, group: GroupLike = None, *, axis: None = None, dim: int) -> Array: ...
 @explaining
-def all_to_all(x: Any, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None) -> Any:
+def all_to_all(
+    x: Sequence[AnyArray] | AnyArray, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None
+) -> Any:
     """Send `x[i]` to rank i, and return the arrays that the ranks send to this one.
 
     Args:
@@ -444,7 +457,7 @@ def all_to_all(x: Any, group: GroupLike = None, *, axis: int | None = None, dim:
 
 
 def all_to_all_single(
-    x: Any,
+    x: AnyArray,
     output_split_sizes: Sequence[int] | None = None,
     input_split_sizes: Sequence[int] | None = None,
     group: GroupLike = None,

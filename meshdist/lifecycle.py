@@ -14,7 +14,6 @@ from meshdist.arrays.device_types import check_device_id
 from meshdist.backends.device_backends import by_device, check_rank_kind, usable_backend_name
 from meshdist.backends.p2p.eager_messages import eager_bytes
 from meshdist.backends.registry import entry_of
-from meshdist.collectives.methods import CollectiveMethods
 from meshdist.core import check_choice
 from meshdist.debug.debug_level import begin_debugging, get_debug_level
 from meshdist.debug.user_traceback import ending_at_the_call
@@ -23,7 +22,7 @@ from meshdist.groups.api import connect_to_device
 from meshdist.groups.non_member import NonMember
 from meshdist.groups.process_group import DESTROYED
 from meshdist.groups.world import Instrumentation, World, current_world, resolve, world_in
-from meshdist.runtime.context import WorldSlot, current_slot
+from meshdist.runtime.context import GroupLike, WorldSlot, current_slot
 from meshdist.runtime.departure import giving_up
 from meshdist.runtime.log import RankLog, show_warnings
 from meshdist.runtime.waiting import Doorbells
@@ -307,7 +306,7 @@ def enter_world(
     return world
 
 
-def destroy_process_group(group: CollectiveMethods | None = None) -> None:
+def destroy_process_group(group: GroupLike = None) -> None:
     """Leave the world, or close one group.
 
     Calls in progress are completed first: sends and collectives for at most the group's timeout, receives for 5 s.
@@ -336,7 +335,7 @@ def destroy_process_group(group: CollectiveMethods | None = None) -> None:
         world.close()
 
 
-def abort_process_group(group: CollectiveMethods | None = None) -> None:
+def abort_process_group(group: GroupLike = None) -> None:
     """Abort at once: the calls of other ranks that wait for this one raise.
 
     Called while an exception is handled, it tells the other ranks of the exception.

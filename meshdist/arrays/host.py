@@ -26,6 +26,10 @@ from meshdist.arrays.overlap import repeats_elements, shared_pair
 from meshdist.system.plurals import counted
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+# What signatures say of arguments and results that type checkers cannot check; docs/api/types.md explains the names.
+AnyArray: TypeAlias = Any
+ArrayTree: TypeAlias = Any
+OutputOrWork: TypeAlias = Any
 
 # By the kind of an unsupported dtype: what to do instead.
 _HINTS = {

@@ -80,7 +80,7 @@ def premul_sum(factor: Any) -> PremulSum:
         factor: A number, or an array that broadcasts to the arrays of the call. It is converted to their dtype.
 
     Raises:
-        TypeError: Neither.
+        TypeError: `factor` is neither a number nor an array.
     """
     return PremulSum(factor)
 
@@ -217,7 +217,7 @@ def as_reduce_op(op: Op | Callable[[Any], PremulSum]) -> ReduceOp:
 
     Raises:
         ValueError: An unknown name, the message lists the known ones; or PREMUL_SUM without a factor.
-        TypeError: Neither a ReduceOp nor a string.
+        TypeError: The argument is neither a ReduceOp nor a string.
     """
     if isinstance(op, PremulSum):
         return ReduceOp.SUM
@@ -280,7 +280,7 @@ def supports_complex(reduceOp: Op) -> bool:
 
     Raises:
         ValueError: An unknown name; the message lists the known ones.
-        TypeError: Neither a ReduceOp nor a string.
+        TypeError: The argument is neither a ReduceOp nor a string.
     """
     op = as_reduce_op(reduceOp)
     return op not in _NOT_FOR_COMPLEX and op not in _BITWISE

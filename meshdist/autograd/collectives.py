@@ -22,6 +22,7 @@ import numpy as np
 from autograd.tracer import getval, isbox
 
 from meshdist import functional
+from meshdist.arrays.host import AnyArray
 from meshdist.arrays.reduce_op import Op, PremulSum, ReduceOp
 from meshdist.autograd.array_moves import checked_grad
 from meshdist.autograd.collective_primitives import (
@@ -71,7 +72,7 @@ _ALL_REDUCE = Collective(
 
 
 @with_vjp
-def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, *, grad: str = "identity") -> Any:
+def all_reduce(x: AnyArray, op: Op = ReduceOp.SUM, group: GroupLike = None, *, grad: str = "identity") -> AnyArray:
     """Return the reduction of `x` over the group, on all ranks. Megatron's g, where grad is "identity".
 
     Args:
@@ -109,7 +110,7 @@ _COPY = Collective(
 
 
 @with_vjp
-def copy(x: Any, group: GroupLike = None) -> Any:
+def copy(x: AnyArray, group: GroupLike = None) -> AnyArray:
     """Return a copy of `x`, whose gradient is the sum of those of all ranks. Megatron's f; sends nothing itself.
 
     `x` is the same on all ranks and each uses it for its own part, as the input of a layer whose weight is sharded by
@@ -171,7 +172,7 @@ _OWN_BLOCK = Collective(
 
 @with_vjp
 def all_gather(
-    x: Any, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None, grad: str = "reduce"
+    x: AnyArray, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None, grad: str = "reduce"
 ) -> Any:
     """Return the arrays of all ranks, which have the shape of `x`: as a list, or concatenated along `axis`.
 
@@ -242,8 +243,8 @@ _REDUCE_SCATTER = Collective("reduce_scatter", _scattered, _pull_reduce_scatter,
 
 @with_vjp
 def reduce_scatter(
-    x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None
-) -> Any:
+    x: AnyArray, op: Op = ReduceOp.SUM, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None
+) -> AnyArray:
     """Return this rank's block of the reduction of `x` over the group.
 
     The gradient of `x` is gathered from those of all blocks (Partial to Varying), by an all_gather.
@@ -306,7 +307,7 @@ _ALL_TO_ALL = Collective(
 
 @with_vjp
 def all_to_all(
-    x: Any,
+    x: AnyArray,
     group: GroupLike = None,
     *,
     output_split_sizes: Sequence[int] | None = None,
@@ -386,8 +387,8 @@ _ONLY_ON = Collective("broadcast", _only_on, lambda g, x, y, members, root: _BRO
 
 @with_vjp
 def broadcast(
-    x: Any, src: int | None = None, group: GroupLike = None, group_src: int | None = None, *, grad: str = "reduce"
-) -> Any:
+    x: AnyArray, src: int | None = None, group: GroupLike = None, group_src: int | None = None, *, grad: str = "reduce"
+) -> AnyArray:
     """Return the array of the rank `src`; elsewhere `x` gives its shape and dtype, and has a gradient of zeros.
 
     Args:

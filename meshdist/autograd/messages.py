@@ -12,6 +12,7 @@ from autograd.extend import defvjp, primitive
 from autograd.tracer import getval
 
 from meshdist.arrays.device_types import new_empty
+from meshdist.arrays.host import AnyArray
 from meshdist.autograd.collective_primitives import Collective, Wanted, array_of, with_vjp
 from meshdist.autograd.device_arrays import as_any_array, contiguous, new_zeros
 from meshdist.autograd.tape import communicating, current_tape, is_on
@@ -46,7 +47,7 @@ _PERMUTE = Collective("permute", _permuted, _pull_permute)
 
 
 @with_vjp
-def permute(x: Any, perm: int | Sequence[tuple[int, int]], group: GroupLike = None) -> Any:
+def permute(x: AnyArray, perm: int | Sequence[tuple[int, int]], group: GroupLike = None) -> AnyArray:
     """Send `x` to one rank and return the array received from another, or zeros if no rank sends to this one.
 
     The gradient of `x` is received from the rank that has it (Varying to Varying), by messages in the opposite
@@ -166,7 +167,9 @@ defvjp(_SEND_ALONG, lambda y, anchor, *bound: lambda g: _discard(g, anchor, y, *
 
 
 @with_vjp
-def send(x: Any, dst: int | None = None, group: GroupLike = None, tag: int = 0, group_dst: int | None = None) -> Any:
+def send(
+    x: AnyArray, dst: int | None = None, group: GroupLike = None, tag: int = 0, group_dst: int | None = None
+) -> AnyArray:
     """Send `x` to a rank that calls `recv`; the backward pass receives its gradient from there.
 
     Either both ranks or neither must be differentiated by `grad` or `value_and_grad` of this module: these run the
@@ -206,7 +209,9 @@ def send(x: Any, dst: int | None = None, group: GroupLike = None, tag: int = 0, 
     return _SEND_ALONG(tape.anchor, x, members, to, tag)
 
 
-def recv(x: Any, src: int | None = None, group: GroupLike = None, tag: int = 0, group_src: int | None = None) -> Any:
+def recv(
+    x: AnyArray, src: int | None = None, group: GroupLike = None, tag: int = 0, group_src: int | None = None
+) -> AnyArray:
     """Return the array that a rank sends to this one with `send`; the backward pass sends its gradient there.
 
     Args:

@@ -76,7 +76,7 @@ def get_default_backend_for_device(device: object) -> str:
         device: A device type, with or without an index ("cuda:0"), or an object whose `type` is one, as torch.device.
 
     Raises:
-        TypeError: It is neither.
+        TypeError: `device` is neither a string nor such an object.
         ValueError: The device type is unknown; the message lists the known ones.
     """
     text = getattr(device, "type", device)

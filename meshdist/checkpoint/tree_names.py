@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from meshdist.arrays.device_types import device_type_of
-from meshdist.arrays.host import as_array, check_dtype
+from meshdist.arrays.host import AnyArray, as_array, check_dtype
 from meshdist.checkpoint.stored_types import name_of
 from meshdist.tensor.dtensor import DTensor
 
@@ -38,7 +38,7 @@ class PerRank:
     array: Any
 
 
-def per_rank(array: Any) -> PerRank:
+def per_rank(array: AnyArray) -> PerRank:
     """Mark an array of a tree as different on every rank, such as the state of a random generator.
 
     Args:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
+from meshdist.arrays.host import AnyArray, OutputOrWork
 from meshdist.collectives.algorithms.ring import ring_all_gather
 from meshdist.collectives.checks import agree_on_blocks, check_one_dtype, check_same_shape, many, one
 from meshdist.collectives.dataflow import ALL_GATHER
@@ -28,7 +28,9 @@ def check(call: Call) -> None:
     dataflow=ALL_GATHER,
     lists=("recv",),
 )
-def all_gather(tensor_list: Sequence[Any], tensor: Any, group: GroupLike = None, async_op: bool = False) -> Any:
+def all_gather(
+    tensor_list: Sequence[AnyArray], tensor: AnyArray, group: GroupLike = None, async_op: bool = False
+) -> OutputOrWork:
     """Gather every rank's `tensor` into a list on all ranks.
 
     Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from meshdist.arrays.host import AnyArray, OutputOrWork
 from meshdist.collectives.algorithms.ring import ring_all_gather
 from meshdist.collectives.checks import agree_on_block, check_one_dtype, check_stacked
 from meshdist.collectives.dataflow import ALL_GATHER
@@ -26,8 +27,8 @@ def check(call: Call) -> None:
     dataflow=ALL_GATHER,
 )
 def all_gather_into_tensor(
-    output_tensor: Any, input_tensor: Any, group: GroupLike = None, async_op: bool = False
-) -> Any:
+    output_tensor: AnyArray, input_tensor: AnyArray, group: GroupLike = None, async_op: bool = False
+) -> OutputOrWork:
     """Gather every rank's `input_tensor` into one array on all ranks, in rank order.
 
     Args:

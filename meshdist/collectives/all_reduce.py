@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshdist.arrays.device_types import new_empty
+from meshdist.arrays.host import AnyArray, OutputOrWork
 from meshdist.arrays.reduce_op import Op, ReduceOp
 from meshdist.collectives.algorithms.ring import ring_all_reduce
 from meshdist.collectives.checks import agree_on_array, check_one, check_reducible
@@ -20,7 +21,9 @@ def check(call: Call) -> None:
 
 
 @collective(check=check, agreed=agree_on_array, default=ring_all_reduce, dataflow=ALL_REDUCE)
-def all_reduce(tensor: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False) -> Any:
+def all_reduce(
+    tensor: AnyArray, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
+) -> OutputOrWork:
     """Reduce `tensor` over the group, in place; every rank gets the result.
 
     The result is the same on all ranks to the last bit, and the same from run to run.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from meshdist.arrays.host import AnyArray, OutputOrWork
 from meshdist.collectives.algorithms.pairwise import pairwise_all_to_all
 from meshdist.collectives.checks import check_one_dtype, check_same_shape, many
 from meshdist.collectives.dataflow import ALL_TO_ALL
@@ -34,11 +35,11 @@ def agreed(call: Call) -> tuple[Any, ...]:
     lists=("send", "recv"),
 )
 def all_to_all(
-    output_tensor_list: Sequence[Any],
-    input_tensor_list: Sequence[Any],
+    output_tensor_list: Sequence[AnyArray],
+    input_tensor_list: Sequence[AnyArray],
     group: GroupLike = None,
     async_op: bool = False,
-) -> Any:
+) -> OutputOrWork:
     """Send the i-th array of a list to rank i, and receive from rank i into the i-th array of another list.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshdist.arrays.device_types import new_empty
-from meshdist.arrays.host import Array, describe_value
+from meshdist.arrays.host import AnyArray, Array, OutputOrWork, describe_value
 from meshdist.collectives.algorithms.pairwise import pairwise_all_to_all
 from meshdist.collectives.checks import check_one_dtype, one, refuse
 from meshdist.collectives.dataflow import ALL_TO_ALL_SINGLE
@@ -80,13 +80,13 @@ def _as_rows(name: str, sizes: Sequence[int] | None) -> tuple[int, ...] | None:
     names=("input", "output"), check=check, agreed=agreed, default=pairwise_all_to_all, dataflow=ALL_TO_ALL_SINGLE
 )
 def all_to_all_single(
-    output: Any,
-    input: Any,
+    output: AnyArray,
+    input: AnyArray,
     output_split_sizes: Sequence[int] | None = None,
     input_split_sizes: Sequence[int] | None = None,
     group: GroupLike = None,
     async_op: bool = False,
-) -> Any:
+) -> OutputOrWork:
     """Send the i-th block of rows of `input` to rank i, and receive from rank i into the i-th block of `output`.
 
     Args:

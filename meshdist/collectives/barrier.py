@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from meshdist.arrays.host import OutputOrWork
 from meshdist.collectives.algorithms.pairwise import dissemination_barrier
 from meshdist.collectives.checks import check_nothing
 from meshdist.collectives.dataflow import BARRIER
@@ -18,7 +17,7 @@ def barrier(
     async_op: bool = False,
     device_ids: list[int] | None = None,
     timeout: Timeout | None = None,
-) -> Any:
+) -> OutputOrWork:
     """Wait until all ranks of the group have called.
 
     Args:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from meshdist.arrays.host import AnyArray, OutputOrWork
 from meshdist.collectives.algorithms.rooted import binomial_broadcast
 from meshdist.collectives.checks import agree_on_array, check_one
 from meshdist.collectives.dataflow import BROADCAST
@@ -19,8 +18,12 @@ from meshdist.runtime.context import GroupLike, resolve
     writes=lambda call: call.rank != call.root,
 )
 def broadcast(
-    tensor: Any, src: int | None = None, group: GroupLike = None, async_op: bool = False, group_src: int | None = None
-) -> Any:
+    tensor: AnyArray,
+    src: int | None = None,
+    group: GroupLike = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> OutputOrWork:
     """Copy `tensor` from one rank to all others, in place.
 
     Args:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from meshdist.arrays.host import Array, split_rows
+from meshdist.arrays.host import AnyArray, Array, OutputOrWork, split_rows
 from meshdist.arrays.reduce_op import Op, ReduceOp
 from meshdist.collectives.algorithms.blocks import joined
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
@@ -63,8 +62,11 @@ def _take_gathered(call: Call, flat: Array, recv: Buffers) -> None:
     by_element=True,
 )
 def all_gather_into_tensor_coalesced(
-    output_tensors: Sequence[Any], input_tensors: Sequence[Any], group: GroupLike = None, async_op: bool = False
-) -> Any:
+    output_tensors: Sequence[AnyArray],
+    input_tensors: Sequence[AnyArray],
+    group: GroupLike = None,
+    async_op: bool = False,
+) -> OutputOrWork:
     """Do `all_gather_into_tensor` for each pair of arrays of two lists, by one call.
 
     Args:
@@ -101,12 +103,12 @@ def _put_by_rank(call: Call, send: Buffers) -> Array:
     by_element=True,
 )
 def reduce_scatter_tensor_coalesced(
-    output_tensors: Sequence[Any],
-    input_tensors: Sequence[Any],
+    output_tensors: Sequence[AnyArray],
+    input_tensors: Sequence[AnyArray],
     op: Op = ReduceOp.SUM,
     group: GroupLike = None,
     async_op: bool = False,
-) -> Any:
+) -> OutputOrWork:
     """Do `reduce_scatter_tensor` for each pair of arrays of two lists, by one call.
 
     Args:
@@ -139,8 +141,8 @@ def _check_all_reduce(call: Call) -> None:
     by_element=True,
 )
 def all_reduce_coalesced(
-    tensors: Sequence[Any], op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
-) -> Any:
+    tensors: Sequence[AnyArray], op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
+) -> OutputOrWork:
     """Reduce each of several arrays over the group, in place, in one call.
 
     Args:
@@ -182,11 +184,11 @@ def _check_all_gather(call: Call) -> None:
     take=unpack_all,
 )
 def all_gather_coalesced(
-    output_tensor_lists: Sequence[Sequence[Any]],
-    input_tensor_list: Sequence[Any],
+    output_tensor_lists: Sequence[Sequence[AnyArray]],
+    input_tensor_list: Sequence[AnyArray],
     group: GroupLike = None,
     async_op: bool = False,
-) -> Any:
+) -> OutputOrWork:
     """Gather each of several arrays of every rank, in one call.
 
     Args:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
+from meshdist.arrays.host import AnyArray, OutputOrWork
 from meshdist.collectives.algorithms.rooted import star_gather
 from meshdist.collectives.checks import agree_on_one, check_blocks_alike, check_no_list, check_one_dtype, many, one
 from meshdist.collectives.dataflow import GATHER
@@ -33,13 +33,13 @@ def check(call: Call) -> None:
     lists=("recv",),
 )
 def gather(
-    tensor: Any,
-    gather_list: Sequence[Any] | None = None,
+    tensor: AnyArray,
+    gather_list: Sequence[AnyArray] | None = None,
     dst: int | None = None,
     group: GroupLike = None,
     async_op: bool = False,
     group_dst: int | None = None,
-) -> Any:
+) -> OutputOrWork:
     """Gather every rank's `tensor` into a list on one rank.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.arrays.host import Array
+from meshdist.arrays.host import AnyArray, Array, OutputOrWork
 from meshdist.arrays.reduce_op import Op, ReduceOp, quietly
 from meshdist.collectives.algorithms.blocks import joined
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
@@ -92,13 +92,13 @@ def _the_one(name: str, tensor_list: Sequence[Any], place: int) -> Any:
     by_device=True,
 )
 def broadcast_multigpu(
-    tensor_list: Sequence[Any],
+    tensor_list: Sequence[AnyArray],
     src: int | None = None,
     group: GroupLike = None,
     async_op: bool = False,
     src_tensor: int = 0,
     group_src: int | None = None,
-) -> Any:
+) -> OutputOrWork:
     """Copy one array of one rank to all arrays of all ranks.
 
     Args:
@@ -128,8 +128,8 @@ def broadcast_multigpu(
     by_device=True,
 )
 def all_reduce_multigpu(
-    tensor_list: Sequence[Any], op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
-) -> Any:
+    tensor_list: Sequence[AnyArray], op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
+) -> OutputOrWork:
     """Reduce all arrays of all ranks, in place; every array gets the result.
 
     Args:
@@ -156,14 +156,14 @@ def all_reduce_multigpu(
     by_device=True,
 )
 def reduce_multigpu(
-    tensor_list: Sequence[Any],
+    tensor_list: Sequence[AnyArray],
     dst: int | None = None,
     op: Op = ReduceOp.SUM,
     group: GroupLike = None,
     async_op: bool = False,
     dst_tensor: int = 0,
     group_dst: int | None = None,
-) -> Any:
+) -> OutputOrWork:
     """Reduce all arrays of all ranks into one array of one rank; the others are unchanged.
 
     Args:
@@ -210,11 +210,11 @@ def _take_lists(call: Call, flat: Array, recv: Buffers) -> None:
     by_device=True,
 )
 def all_gather_multigpu(
-    output_tensor_lists: Sequence[Sequence[Any]],
-    input_tensor_list: Sequence[Any],
+    output_tensor_lists: Sequence[Sequence[AnyArray]],
+    input_tensor_list: Sequence[AnyArray],
     group: GroupLike = None,
     async_op: bool = False,
-) -> Any:
+) -> OutputOrWork:
     """Gather all arrays of all ranks into each of several lists.
 
     Args:
@@ -258,12 +258,12 @@ def _put_lists(call: Call, send: Buffers) -> Array:
     by_device=True,
 )
 def reduce_scatter_multigpu(
-    output_tensor_list: Sequence[Any],
-    input_tensor_lists: Sequence[Sequence[Any]],
+    output_tensor_list: Sequence[AnyArray],
+    input_tensor_lists: Sequence[Sequence[AnyArray]],
     op: Op = ReduceOp.SUM,
     group: GroupLike = None,
     async_op: bool = False,
-) -> Any:
+) -> OutputOrWork:
     """Reduce the lists of all ranks place by place, and give each array of each rank the result at its place.
 
     Args:

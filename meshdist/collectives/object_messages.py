@@ -39,8 +39,8 @@ def send_object_list(
 ) -> None:
     """Send the objects of a list to a rank that receives them with `recv_object_list` or `irecv_object_list`.
 
-    As in `send`, a pickle of at most 64 KiB (MESHDIST_EAGER_LIMIT) is buffered, and the call returns; with a larger one
-    it waits until the list is received.
+    As in `send`, a pickle of at most 64 KiB (`MESHDIST_EAGER_LIMIT`) is buffered, and the call returns at once. With a
+    larger one, the call waits until the receiver has received the list.
 
     Args:
         object_list: A list of objects that can be pickled.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from meshdist.arrays.host import AnyArray, OutputOrWork
 from meshdist.arrays.reduce_op import Op, ReduceOp
 from meshdist.collectives.algorithms.rooted import binomial_reduce
 from meshdist.collectives.checks import agree_on_array, check_one, check_reducible
@@ -26,13 +25,13 @@ def check(call: Call) -> None:
     writes=lambda call: call.rank == call.root,
 )
 def reduce(
-    tensor: Any,
+    tensor: AnyArray,
     dst: int | None = None,
     op: Op = ReduceOp.SUM,
     group: GroupLike = None,
     async_op: bool = False,
     group_dst: int | None = None,
-) -> Any:
+) -> OutputOrWork:
     """Reduce `tensor` over the group into the array of one rank; the arrays of the other ranks are unchanged.
 
     Args:

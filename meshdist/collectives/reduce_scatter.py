@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
+from meshdist.arrays.host import AnyArray, OutputOrWork
 from meshdist.arrays.reduce_op import Op, ReduceOp
 from meshdist.collectives.algorithms.ring import ring_reduce_scatter
 from meshdist.collectives.checks import agree_on_blocks, check_one_dtype, check_reducible, check_same_shape, many, one
@@ -31,12 +31,12 @@ def check(call: Call) -> None:
     lists=("send",),
 )
 def reduce_scatter(
-    output: Any,
-    input_list: Sequence[Any],
+    output: AnyArray,
+    input_list: Sequence[AnyArray],
     op: Op = ReduceOp.SUM,
     group: GroupLike = None,
     async_op: bool = False,
-) -> Any:
+) -> OutputOrWork:
     """Reduce lists of arrays over the group, and scatter the results: each rank gets the one at its index.
 
     Args:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
+from meshdist.arrays.host import AnyArray, OutputOrWork
 from meshdist.arrays.reduce_op import Op, ReduceOp
 from meshdist.collectives.algorithms.ring import ring_reduce_scatter
 from meshdist.collectives.checks import agree_on_block, check_one_dtype, check_reducible, check_stacked
@@ -28,8 +28,8 @@ def check(call: Call) -> None:
     dataflow=REDUCE_SCATTER,
 )
 def reduce_scatter_tensor(
-    output: Any, input: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
-) -> Any:
+    output: AnyArray, input: AnyArray, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
+) -> OutputOrWork:
     """Reduce `input` over the group and give each rank its equal part of the result, in rank order.
 
     Args:

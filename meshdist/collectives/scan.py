@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from meshdist.arrays.host import AnyArray, OutputOrWork
 from meshdist.arrays.reduce_op import Op, ReduceOp
 from meshdist.collectives.algorithms.ring import chain_exscan, chain_scan
 from meshdist.collectives.checks import agree_on_array, check_one, check_reducible, refuse
@@ -20,7 +19,7 @@ def check(call: Call) -> None:
 
 
 @collective(check=check, agreed=agree_on_array, default=chain_scan)
-def scan(tensor: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False) -> Any:
+def scan(tensor: AnyArray, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False) -> OutputOrWork:
     """Reduce `tensor` over the ranks up to this one, in place: MPI's Scan.
 
     Rank r gets the reduction of the arrays of ranks 0 to r, in rank order.
@@ -50,7 +49,7 @@ def scan(tensor: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: 
 
 
 @collective(check=check, agreed=agree_on_array, default=chain_exscan)
-def exscan(tensor: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False) -> Any:
+def exscan(tensor: AnyArray, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False) -> OutputOrWork:
     """Reduce `tensor` over the ranks before this one, in place: MPI's Exscan.
 
     Rank r gets the reduction of the arrays of ranks 0 to r - 1, in rank order: if the arrays are the lengths of parts,

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from meshdist.arrays.device_types import taken
+from meshdist.arrays.host import AnyArray, OutputOrWork
 from meshdist.collectives.algorithms.rooted import star_scatter
 from meshdist.collectives.checks import agree_on_one, check_blocks_alike, check_no_list, check_one_dtype, many, one
 from meshdist.collectives.dataflow import SCATTER
@@ -38,13 +39,13 @@ def check(call: Call) -> None:
     lists=("send",),
 )
 def scatter(
-    tensor: Any,
-    scatter_list: Sequence[Any] | None = None,
+    tensor: AnyArray,
+    scatter_list: Sequence[AnyArray] | None = None,
     src: int | None = None,
     group: GroupLike = None,
     async_op: bool = False,
     group_src: int | None = None,
-) -> Any:
+) -> OutputOrWork:
     """Scatter the list of one rank: each rank gets the array at its index.
 
     Args:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import numpy as np
 
 from meshdist.arrays.device_types import device_type_of
-from meshdist.arrays.host import describe_value
+from meshdist.arrays.host import AnyArray, describe_value
 from meshdist.arrays.plain_numbers import plain_number
 from meshdist.collectives.dataflow import RECV, SEND
 from meshdist.collectives.definition import GroupFunction
@@ -70,14 +70,16 @@ for _kind in (GroupFunction, Receiving, NamingSender):
 
 @GroupFunction
 def send(
-    tensor: Any, dst: int | None = None, group: GroupLike = None, tag: int = 0, group_dst: int | None = None
+    tensor: AnyArray, dst: int | None = None, group: GroupLike = None, tag: int = 0, group_dst: int | None = None
 ) -> None:
     """Send `tensor` to a rank that receives it.
 
-    A message of at most 64 KiB to another rank is buffered, and the call returns; a larger one waits until it is
-    received. The environment variable MESHDIST_EAGER_LIMIT sets another limit in bytes, up to 256 KiB; the gloo backend
-    buffers no message of more than 130,944 bytes (128 bytes less than 128 KiB), even if the limit is higher. With 0
-    every send waits, which reveals programs that rely on buffering.
+    A message of at most 64 KiB to another rank is buffered, and the call returns at once. With a larger message, the
+    call waits until the receiver has received it.
+
+    The environment variable `MESHDIST_EAGER_LIMIT` sets this limit in bytes. The highest limit is 262,144 (256 KiB);
+    the gloo backend buffers messages of up to 130,944 bytes (just below 128 KiB) at most. With the limit 0 every send
+    waits for its receiver, which reveals programs that rely on buffering.
 
     Args:
         tensor: An array.
@@ -94,6 +96,19 @@ def send(
             wait for itself.
         DistBackendError: The receiver failed, or its array does not fit. After a buffered send, the next call raises.
         DistTimeoutError: The message was not received within the group's timeout.
+
+    Example:
+        >>> import numpy as np
+        >>> import meshdist as dist
+        >>> def main():
+        ...     x = np.zeros(3)
+        ...     if dist.get_rank() == 0:
+        ...         dist.send(np.arange(3.0), dst=1)
+        ...     else:
+        ...         dist.recv(x, src=0)
+        ...     return x.tolist()
+        >>> dist.run(main, 2)
+        [[0.0, 0.0, 0.0], [0.0, 1.0, 2.0]]
     """
     messages = resolve(group).messages
     messages.send(tensor, messages.peer("send", "dst", dst, group_dst), plain_number(tag))
@@ -101,7 +116,7 @@ def send(
 
 @NamingSender
 def recv(
-    tensor: Any, src: int | None = None, group: GroupLike = None, tag: int = 0, group_src: int | None = None
+    tensor: AnyArray, src: int | None = None, group: GroupLike = None, tag: int = 0, group_src: int | None = None
 ) -> int:
     """Receive a message into `tensor`.
 
@@ -123,6 +138,19 @@ def recv(
             itself.
         DistBackendError: The sender failed, or the message does not fit.
         DistTimeoutError: No message arrived within the group's timeout.
+
+    Example:
+        >>> import numpy as np
+        >>> import meshdist as dist
+        >>> def main():
+        ...     if dist.get_rank() != 0:
+        ...         return dist.send(np.array([10 * dist.get_rank()]), dst=0)
+        ...     x, senders = np.zeros(1, int), []
+        ...     for _ in range(2):
+        ...         senders.append(dist.recv(x))  # from the rank whose message arrives first
+        ...     return sorted(senders)
+        >>> dist.run(main, 3)[0]
+        [1, 2]
     """
     members = resolve(group)
     return members.messages.recv(tensor, source_of(members, "recv", src, group_src), plain_number(tag))
@@ -130,12 +158,12 @@ def recv(
 
 @GroupFunction
 def isend(
-    tensor: Any, dst: int | None = None, group: GroupLike = None, tag: int = 0, group_dst: int | None = None
+    tensor: AnyArray, dst: int | None = None, group: GroupLike = None, tag: int = 0, group_dst: int | None = None
 ) -> Work:
     """Begin to send `tensor`; never wait for the receiver, whatever the size of the message.
 
-    A message to this rank itself is buffered.
-    The first message to a rank sets up a connection, which takes milliseconds.
+    A message to this rank itself is buffered. The first message to a rank sets up a connection, which takes
+    milliseconds.
 
     Args:
         tensor: An array. Do not change it before the Work is done.
@@ -150,6 +178,18 @@ def isend(
     Raises:
         TypeError: As for `send`.
         ValueError: As for `send`, except that this rank may send to itself. The Work raises later errors.
+
+    Example:
+        >>> import numpy as np
+        >>> import meshdist as dist
+        >>> def main():
+        ...     other, x = 1 - dist.get_rank(), np.zeros(1)
+        ...     sent = dist.isend(np.array([float(dist.get_rank())]), dst=other)
+        ...     dist.recv(x, src=other)  # the ranks exchange arrays; with `send`, large ones would deadlock
+        ...     sent.wait()
+        ...     return x.item()
+        >>> dist.run(main, 2)
+        [1.0, 0.0]
     """
     messages = resolve(group).messages
     return messages.isend(tensor, messages.peer("isend", "dst", dst, group_dst), plain_number(tag))
@@ -157,7 +197,7 @@ def isend(
 
 @Receiving
 def irecv(
-    tensor: Any, src: int | None = None, group: GroupLike = None, tag: int = 0, group_src: int | None = None
+    tensor: AnyArray, src: int | None = None, group: GroupLike = None, tag: int = 0, group_src: int | None = None
 ) -> Work:
     """Begin to receive a message into `tensor`.
 
@@ -177,6 +217,19 @@ def irecv(
     Raises:
         TypeError: As for `recv`.
         ValueError: As for `recv`. The Work raises later errors.
+
+    Example:
+        >>> import numpy as np
+        >>> import meshdist as dist
+        >>> def main():
+        ...     other, x = 1 - dist.get_rank(), np.zeros(1)
+        ...     received = dist.irecv(x, src=other)  # posted first, so that the message arrives during the computation
+        ...     dist.send(np.array([float(dist.get_rank())]), dst=other)
+        ...     y = sum(range(1000))
+        ...     received.wait()
+        ...     return x.item() + y
+        >>> dist.run(main, 2)
+        [499501.0, 499500.0]
     """
     members = resolve(group)
     return members.messages.irecv(tensor, source_of(members, "irecv", src, group_src), plain_number(tag))
@@ -226,7 +279,7 @@ class P2POp:
     def __init__(
         self,
         op: Callable[..., Work],
-        tensor: Any,
+        tensor: AnyArray,
         peer: int | None = None,
         group: GroupLike = None,
         tag: int = 0,
@@ -296,8 +349,8 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
 
 @NamingSender
 def sendrecv(
-    send: Any,
-    recv: Any,
+    send: AnyArray,
+    recv: AnyArray,
     dst: int | None = None,
     src: int | None = None,
     group: GroupLike = None,

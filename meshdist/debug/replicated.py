@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from meshdist.arrays.device_types import taken
+from meshdist.arrays.host import AnyArray
 from meshdist.collectives.objects import all_gather_object
 from meshdist.errors import DistBackendError
 from meshdist.groups.world import resolve
@@ -17,7 +18,7 @@ from meshdist.system.name_hints import explaining
 
 
 @explaining
-def check_replicated(tensor: Any, group: GroupLike = None, name: str = "tensor") -> None:
+def check_replicated(tensor: AnyArray, group: GroupLike = None, name: str = "tensor") -> None:
     """Check that all ranks of a group pass the same array: shape, dtype and every bit. All ranks call it.
 
     Use it for replicated data, such as parameters before a step, or the seed of a shuffle. It compares 32-bit

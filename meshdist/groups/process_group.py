@@ -61,15 +61,9 @@ class ProcessGroup(CollectiveMethods, Membership, metaclass=NamesExplained):
         ranks: The global ranks, in group order.
         name: The group's name, the same on all its ranks.
         label: The group's name in errors and logs: `group_desc` of `new_group`, or else `name`.
-        messages: Sends and receives over the group.
-        calls: The number of calls that this rank has made on the group, and their states.
-        hooks: Observers, recorders and redirections of the calls.
-        plans: The plans of calls made before, by `plan_key`.
-        backend_name: The backends by device type, as `backend_name` spells them.
-        pg_options, device_id: As passed to `new_group`.
-        takes_any_shapes: The arrays of different ranks may have different shapes with the same number of elements, as
-            in torch.
-        compares_shapes: The ranks compare the shapes of all arrays, as at debug level DETAIL.
+        backend_name: The name of the backend, or pairs of device type and name, as in "cpu:gloo,cuda:nccl".
+        pg_options: The argument of `new_group`.
+        device_id: The argument of `new_group`.
 
     Used as a context manager, the group is destroyed at the end of the block, as by `destroy_process_group`. If the
     block ends with an exception, the peers' calls that wait for this rank fail.
@@ -87,6 +81,7 @@ class ProcessGroup(CollectiveMethods, Membership, metaclass=NamesExplained):
 
     pg_options: Any = None
     device_id: Any = None
+    # Whether the ranks' arrays may have different shapes with the same number of elements, as in torch.
     takes_any_shapes = False
 
     def __init__(
@@ -96,9 +91,9 @@ class ProcessGroup(CollectiveMethods, Membership, metaclass=NamesExplained):
         self.backend_name = backend
         self.timeout_s = timeout_s
         self._world = world
-        self.plans: dict[Any, Any] = {}  # Plans, and planned calls on GPU arrays
+        self.plans: dict[Any, Any] = {}  # by plan_key: Plans, and planned calls on GPU arrays
         self._device_array: type | None = None  # the type of the arrays of the latter
-        self.compares_shapes = False
+        self.compares_shapes = False  # the ranks compare the shapes of all arrays, as at debug level DETAIL
         self._queue = JobQueue(world.progress)
         self._queued = self._queue.jobs
         self.recorder = world.recorder
@@ -108,10 +103,11 @@ class ProcessGroup(CollectiveMethods, Membership, metaclass=NamesExplained):
         self._handover = Handover()  # of the errors of its calls
         self._closed: str | None = None
         self.messages = PointToPoint(self, world.progress)
+        # The number of calls that this rank has made on the group, and their states.
         self.calls = core.Calls(
             self._queue, self.messages.deferral, self.messages.announcing, self._keep, self._raise_failed, self._job_of
         )
-        self.hooks = CallHooks(self)
+        self.hooks = CallHooks(self)  # observers, recorders and redirections of the calls
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.label!r}: ranks {listed(self.ranks)}, backend {self.backend_name}>"
@@ -147,7 +143,7 @@ class ProcessGroup(CollectiveMethods, Membership, metaclass=NamesExplained):
 
     @property
     def collective_group(self) -> ProcessGroup:
-        """This group: the methods run over it."""
+        """This group, over which the methods run."""
         return self
 
     def hosts(self) -> list[str]:
@@ -248,11 +244,15 @@ class ProcessGroup(CollectiveMethods, Membership, metaclass=NamesExplained):
         """Tell the other ranks that this one leaves, where closing may wait for them."""
         self._backends.begin_close()
 
-    def close(self, what: str = DESTROYED) -> None:
-        """Wait for the async calls and release the group's resources; later calls raise with `what` became of it.
+    def close(self) -> None:
+        """Wait for the async calls, and release the resources of the group; later calls raise a ValueError.
 
-        A posted receive gets a few seconds more, since its message may never be sent.
+        Receives are waited for only a few seconds, since their messages may never be sent.
         """
+        self.close_as(DESTROYED)
+
+    def close_as(self, what: str) -> None:
+        """Close the group; later calls raise with `what` became of it."""
         self._world.progress.drain(self._queue)
         self.messages.drain()
         for lost in self._lost() if what == DESTROYED else ():
@@ -288,7 +288,7 @@ class ProcessGroup(CollectiveMethods, Membership, metaclass=NamesExplained):
 
     @property
     def is_broken(self) -> bool:
-        """Whether a call has failed, or the group was closed: later calls raise."""
+        """Whether later calls raise, since a call has failed or the group was closed."""
         return self._broken is not None or self._closed is not None
 
     @property

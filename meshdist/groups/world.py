@@ -214,7 +214,7 @@ class World:
             self._preconditions.pop(group.name, None)
         self.announce_departure(group, Departure(PeerExit.DESTROYED_GROUP))
         try:
-            group.close(what)
+            group.close_as(what)
         finally:
             self._closing.remove(group)
         self.log.info("group %r %s", group.label, what)
@@ -370,7 +370,7 @@ class World:
         for group in self._groups:
             group.begin_close()
         for group in self._groups:
-            group.close(what)
+            group.close_as(what)
         self.progress.close()
         self._at_exit.cancel()
 
@@ -411,8 +411,8 @@ class World:
                 say_departure(self.store, self.rank, self.peers.departure)
         elif self.rank == 0 and self.size > 1 and not any(group.is_broken for group in self._groups):
             self.log.warning(
-                "the process is exiting without having called destroy_process_group(); this ends the world now, and"
-                " changes no results, but what goes wrong at the end is only logged"
+                "this process exits without a call of destroy_process_group(); call it at the end of the program:"
+                " otherwise, errors of pending calls are only logged"
             )
         self.close()
 

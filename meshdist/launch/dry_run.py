@@ -40,11 +40,9 @@ class DryRun:
     Attributes:
         world_size: The number of ranks.
         rank: The simulated rank.
-        ranks_per_host: The first `ranks_per_host` ranks count as one host, the next ones as a second host, and so on.
-        topology: The placement of ranks on hosts, which replaces `ranks_per_host`; None where not given.
+        ranks_per_host: The number of consecutive ranks on each host.
+        topology: The placement of ranks on hosts, which replaces `ranks_per_host`; None if it was not given.
         account: Counts all calls, by label of the group; `account.along(mesh)` counts by axis.
-        tables: The keys of the stores that the script has made, by name of the store.
-        is_joined: True once the script has called `init_process_group`.
     """
 
     def __init__(
@@ -56,8 +54,8 @@ class DryRun:
         self.ranks_per_host = ranks_per_host
         self.topology = topology
         self.account = Account()
-        self.tables: dict[str, Table] = {}
-        self.is_joined = False
+        self.tables: dict[str, Table] = {}  # the keys of the stores that the script has made, by name of the store
+        self.is_joined = False  # True once the script has called init_process_group
 
     def __repr__(self) -> str:
         return f"<DryRun: rank {self.rank} of {self.world_size}>"

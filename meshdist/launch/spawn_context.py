@@ -51,6 +51,10 @@ class ProcessException(DistError):
 class ProcessRaisedException(ProcessException):
     """A rank raised an exception, whose traceback is in the message.
 
+    Attributes:
+        error_index: The rank.
+        error_pid: Its process id.
+
     Example:
         >>> from meshdist.launch.spawn_context import ProcessException, ProcessRaisedException
         >>> issubclass(ProcessRaisedException, ProcessException)
@@ -62,6 +66,8 @@ class ProcessExitedException(ProcessException):
     """A rank exited with a nonzero status, or was killed, without raising.
 
     Attributes:
+        error_index: The rank.
+        error_pid: Its process id.
         exit_code: Its exit status, or minus the number of the signal that killed it.
         signal_name: The name of that signal, or None.
 

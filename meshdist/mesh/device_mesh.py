@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
 
 from meshdist import core
+from meshdist.arrays.host import AnyArray
 from meshdist.groups.world import current_world
 from meshdist.mesh.given_groups import (
     check_inside,
@@ -203,7 +204,7 @@ class DeviceMesh(MeshExchanges):
     # ---- Blocks of arrays
 
     @explaining
-    def shard(self, x: Any, dims: Mapping[int | str, int]) -> Any:
+    def shard(self, x: AnyArray, dims: Mapping[int | str, int]) -> AnyArray:
         """Return this rank's block of `x`; nothing is sent.
 
         Blocks are those of `torch.chunk`: of ceil(rows / ranks) rows, the last ones smaller or empty. If several
@@ -232,7 +233,7 @@ class DeviceMesh(MeshExchanges):
         return shard(self, x, dims)
 
     @explaining
-    def unshard(self, block: Any, dims: Mapping[int | str, int]) -> Any:
+    def unshard(self, block: AnyArray, dims: Mapping[int | str, int]) -> AnyArray:
         """Return the whole array that the ranks' blocks form, new on every rank; all ranks of the mesh call it.
 
         Args:

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshdist import core
 from meshdist.arrays.device_types import new_empty, taken
-from meshdist.arrays.host import Array, check_dtype, check_writable, describe_array, describe_value
+from meshdist.arrays.host import AnyArray, Array, check_dtype, check_writable, describe_array, describe_value
 from meshdist.arrays.overlap import can_be_filled, share_memory
 from meshdist.arrays.plain_numbers import plain_form, plain_number, plain_truth
 from meshdist.collectives.definition import known_to_core
@@ -65,10 +65,10 @@ class MeshExchanges(MeshSlices):
     @_known
     def shift(
         self,
-        x: Any,
+        x: AnyArray,
         by: int = 1,
         periodic: bool = True,
-        out: Any = None,
+        out: AnyArray | None = None,
         *,
         axis: int | str | None = None,
         tag: int = 0,
@@ -121,7 +121,7 @@ class MeshExchanges(MeshSlices):
                 run = None if out is None or legs is None else messages.known_exchange("shift", *legs, tag, known.terms)
                 messages.note_exchange(run or partial(_shifted, known, tag), known.error_prefix, x, out)
                 return _shifted(known, tag, x, out)
-        along = self._one_axis("shift", axis, "axis")
+        along = self._one_axis("shift", axis, "x, axis=")
         group = self.get_group(along)
         prefix, me, size = group.error_prefix("shift"), group.rank(), group.size()
         array = group.named(prefix, _sendable, x, "x")
@@ -142,13 +142,13 @@ class MeshExchanges(MeshSlices):
     @_known
     def halo_exchange(
         self,
-        block: Any,
+        block: AnyArray,
         width: PerAxis[int] = 1,
         periodic: PerAxis[bool] = False,
         *,
         dims: PerAxis[int] | None = None,
         tag: int = 0,
-    ) -> Any:
+    ) -> AnyArray:
         """Fill the ghost cells of this rank's block with the neighbours' cells, in place, corners included.
 
         `block` includes its frame of ghost cells: in an array without one, the outermost cells would be overwritten.

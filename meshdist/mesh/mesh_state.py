@@ -147,7 +147,7 @@ class MeshState(CollectiveMethods):
 
     @property
     def device_type(self) -> str:
-        """Where the arrays live: "cpu" or "cuda".
+        """The type of device that has the arrays, "cpu" or "cuda".
 
         Example:
             >>> import meshdist
@@ -217,14 +217,24 @@ class MeshState(CollectiveMethods):
             raise ValueError(self._outside("DeviceMesh.get_local_rank", "only its members have an index along an axis"))
         return coordinate[axis]
 
-    def _one_axis(self, method: str, mesh_dim: int | str | None, keyword: str = "mesh_dim") -> int:
+    def _one_axis(self, method: str, mesh_dim: int | str | None, before: str = "mesh_dim=") -> int:
+        """Return the index of an axis; the only one if it is None.
+
+        Args:
+            method: The method, for the error.
+            mesh_dim: The axis.
+            before: How the axis is written in a call of the method, up to its name.
+
+        Raises:
+            ValueError: It is None, and the mesh has several axes.
+        """
         if mesh_dim is not None:
             return self._layout.axis(mesh_dim)
         if self.ndim > 1:
             choices: Sequence[int | str] = self._layout.names or range(self.ndim)
             raise ValueError(
                 f"DeviceMesh.{method}: this mesh {self._layout.describe()} has {self.ndim} axes, so name one of"
-                f" {', '.join(map(repr, choices))}, as in {method}(..., {keyword}={choices[0]!r})"
+                f" {', '.join(map(repr, choices))}, as in {method}({before}{choices[0]!r})"
             )
         return 0
 

@@ -54,7 +54,7 @@ def _in_order(method: str, mesh: MeshSlices, x: Any, dims: Dims) -> list[tuple[i
         raise TypeError(f"DeviceMesh.{method}: expected a dict mapping axes to dimensions, got {dims!r}")
     if not hasattr(x, "ndim"):
         raise TypeError(
-            f"DeviceMesh.{method}: expected an array, got {x!r} ({type(x).__name__}); pass np.asarray(...) of it"
+            f"DeviceMesh.{method}: expected an array, got {x!r} ({type(x).__name__}); convert it with np.asarray"
         )
     found: dict[int, int] = {}
     for axis, dim in dims.items():

@@ -219,7 +219,7 @@ class PostLocalSGD:
 
     Attributes:
         step: How many steps it has reduced; a checkpoint keeps it.
-        fault_group: The group in which the ranks tell each other of the faults of the last step; None if in none.
+        fault_group: The group over which the ranks exchange the faults of the last step; None if they do not.
     """
 
     def __init__(

@@ -24,6 +24,7 @@ from autograd.core import defvjp_argnums
 from autograd.extend import primitive
 from autograd.tracer import getval
 
+from meshdist.arrays.host import AnyArray
 from meshdist.autograd.tape import communicating
 from meshdist.collectives.send_recv import irecv, isend
 from meshdist.groups.process_group import ProcessGroup
@@ -65,15 +66,15 @@ def sequence_positions(length: int, *, axis: GroupLike, zigzag: bool = False) ->
 
 
 def ring_attention(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
     *,
     axis: GroupLike,
     causal: bool = True,
     scale: float | None = None,
     zigzag: bool = False,
-) -> Any:
+) -> AnyArray:
     """Return softmax(scale * q @ k.T) @ v for this rank's block of the queries, and all keys and values.
 
     The forward pass sends the keys and values of a block to the next rank size - 1 times; the backward pass sends them

@@ -38,13 +38,9 @@ class JoinHook:
 
 
 class Joinable:
-    """An object for `uneven_inputs`; it calls `notify_join_context` before its collectives in each iteration.
+    """An object for `uneven_inputs`; it calls `notify_join_context` before its collectives in each iteration."""
 
-    Attributes:
-        join: The block of `uneven_inputs` that it takes part in; None outside.
-    """
-
-    join: Join | None = None
+    join: Join | None = None  # the block of `uneven_inputs` that it takes part in; None outside
 
     @property
     def join_process_group(self) -> ProcessGroup:

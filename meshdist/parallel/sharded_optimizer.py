@@ -104,7 +104,7 @@ class ShardedOptimizer(Joinable):
 
     @property
     def state(self) -> list[State]:
-        """The state of `update` on this rank: a dict for each dtype of the parameters."""
+        """The state of `update` on this rank, a dict for each dtype of the parameters."""
         return [shard.state for shard in self._shards]
 
     def step(self, gradients: Mapping[str, Any] | None = None, **options: Any) -> None:

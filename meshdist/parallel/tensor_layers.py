@@ -17,20 +17,21 @@ import numpy as np
 from autograd.extend import defvjp, primitive
 from autograd.tracer import getval
 
+from meshdist.arrays.host import AnyArray
 from meshdist.autograd.collectives import all_gather, all_reduce, copy, reduce_scatter
 from meshdist.parallel.layer_arguments import LayerCall
 from meshdist.runtime.context import GroupLike
 
 
 def column_parallel(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
+    x: AnyArray,
+    weight: AnyArray,
+    bias: AnyArray | None = None,
     *,
     axis: GroupLike,
     sequence_parallel: bool = False,
     sequence_dim: int = 0,
-) -> Any:
+) -> AnyArray:
     """Return this rank's columns of `x @ weight + bias`, where the weight is sharded by columns.
 
     The forward pass sends nothing; the backward pass computes the gradient of `x` by an all_reduce. With
@@ -80,14 +81,14 @@ def column_parallel(
 
 
 def row_parallel(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
+    x: AnyArray,
+    weight: AnyArray,
+    bias: AnyArray | None = None,
     *,
     axis: GroupLike,
     sequence_parallel: bool = False,
     sequence_dim: int = 0,
-) -> Any:
+) -> AnyArray:
     """Return `x @ weight + bias`, where `x` is sharded by columns, and the weight by the same rows.
 
     The forward pass sums the ranks' products by an all_reduce; the backward pass sends nothing. With
@@ -126,7 +127,9 @@ def row_parallel(
     return product if bias is None else product + bias
 
 
-def layer_norm(x: Any, gain: Any, bias: Any = None, *, eps: float = 1e-5, axis: GroupLike = None) -> Any:
+def layer_norm(
+    x: AnyArray, gain: AnyArray, bias: AnyArray | None = None, *, eps: float = 1e-5, axis: GroupLike = None
+) -> AnyArray:
     """Return `x` normalized to mean 0 and variance 1 over its last dimension, times `gain`, plus `bias`.
 
     Args:

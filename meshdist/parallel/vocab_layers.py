@@ -11,6 +11,7 @@ from autograd.extend import defvjp, primitive
 from autograd.tracer import getval
 
 from meshdist import functional
+from meshdist.arrays.host import AnyArray
 from meshdist.autograd.collectives import all_reduce, copy, reduce_scatter
 from meshdist.autograd.device_arrays import beside
 from meshdist.groups.process_group import ProcessGroup
@@ -20,14 +21,14 @@ from meshdist.runtime.context import GroupLike
 
 
 def vocab_parallel_embedding(
-    indices: Any,
-    table: Any,
+    indices: AnyArray,
+    table: AnyArray,
     *,
     axis: GroupLike,
     sequence_parallel: bool = False,
     sequence_dim: int = 0,
     vocab_size: int | None = None,
-) -> Any:
+) -> AnyArray:
     """Return `table[indices]`, where each rank has the rows of a block of the vocabulary.
 
     The forward pass computes the result by an all_reduce; the backward pass sends nothing. With `sequence_parallel`,
@@ -79,7 +80,9 @@ def vocab_parallel_embedding(
     return all_reduce(taken, "sum", call.members)
 
 
-def vocab_parallel_cross_entropy(logits: Any, targets: Any, *, axis: GroupLike, vocab_size: int | None = None) -> Any:
+def vocab_parallel_cross_entropy(
+    logits: AnyArray, targets: AnyArray, *, axis: GroupLike, vocab_size: int | None = None
+) -> AnyArray:
     """Return the cross entropy of each target, -log(softmax(logits)[target]), of logits sharded along the vocabulary.
 
     The forward pass needs two all_reduces: of the maxima of the logits, and of the sums of exponentials and the logits

@@ -133,8 +133,8 @@ class Account:
     A group is counted under the axes of the mesh along which it runs, `tp` or `dp,tp` (`axis 1` without names); other
     groups under their label: `group 'label'`.
 
-    The bytes sent are the least that the collective needs, with as few as possible between hosts; see
-    `meshdist.collectives.registry.sent_by`. The actual traffic may be larger.
+    The bytes sent are the least that the collective needs, with as few as possible between hosts. The actual traffic
+    may be larger.
 
     Example:
         >>> import numpy as np

@@ -20,13 +20,21 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 @dataclass(frozen=True)
 class Total:
-    """The calls of one name on groups of one label, over all recorded ranks."""
+    """The calls of one name on groups of one label, over all recorded ranks.
 
-    calls: int = 0  # the number of calls; a collective of four ranks counts four times
+    Attributes:
+        calls: The number of calls; a collective of four ranks counts four times.
+        nbytes: The sum of their sizes in bytes.
+        held_s: The time for which they blocked their callers, in seconds.
+        wait_s: The part of it spent waiting for other ranks, set-up excluded; None if unknown.
+        longest_s: The time for which the longest call lasted.
+    """
+
+    calls: int = 0
     nbytes: int = 0
-    held_s: float = 0.0  # the time for which they blocked their callers, in seconds
-    wait_s: float | None = None  # the part of it spent waiting for other ranks, set-up excluded; None if unknown
-    longest_s: float = 0.0  # of one call
+    held_s: float = 0.0
+    wait_s: float | None = None
+    longest_s: float = 0.0
 
 
 def totals(tracks: Sequence[Track]) -> dict[str, dict[str, Total]]:
@@ -53,11 +61,17 @@ def totals(tracks: Sequence[Track]) -> dict[str, dict[str, Total]]:
 
 @dataclass(frozen=True)
 class Slowest:
-    """The rank that the others waited for most."""
+    """The rank that the others waited for most.
+
+    Attributes:
+        rank: Its global rank.
+        wait_s: The total time for which the other ranks waited for it, in seconds.
+        calls: The number of calls in which they waited.
+    """
 
     rank: int
-    wait_s: float  # the total waiting time of the other ranks, in seconds
-    calls: int  # the number of calls in which they waited
+    wait_s: float
+    calls: int
 
 
 def slowest_rank(tracks: Sequence[Track]) -> Slowest | None:

@@ -54,7 +54,7 @@ class Timeline:
 
     @property
     def communication_share(self) -> float:
-        """The share of time for which calls blocked the ranks, on average: 0 to 1 with one thread per rank."""
+        """The share of time for which calls blocked the ranks, on average; 0 to 1 with one thread per rank."""
         return sum(track.share for track in self.tracks) / len(self.tracks)
 
     def totals(self) -> dict[str, dict[str, Total]]:

@@ -303,7 +303,8 @@ class Work(Completion):
     """The handle of a call that was started with `async_op=True`, or by `isend`, `irecv` and similar calls.
 
     Do not read or write the arrays of the call before `wait` returns. The call is executed even if its Work is dropped.
-    If nothing has asked the Work whether the call is done, the rank warns of that when the group is destroyed.
+    If the program has never waited for the Work, or asked it whether the call is done, the rank logs a warning when the
+    group is destroyed.
 
     Example:
         >>> import numpy as np

@@ -10,7 +10,7 @@ from weakref import ref
 import numpy as np
 
 from meshdist.arrays.device import cupy_module
-from meshdist.arrays.host import as_array, check_dtype
+from meshdist.arrays.host import AnyArray, as_array, check_dtype
 from meshdist.arrays.reduce_op import ReduceOp, check_op_dtype
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.mesh.device_mesh import DeviceMesh
@@ -119,7 +119,7 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
 
 @explaining
 def distribute_tensor(
-    array: Any, mesh: DeviceMesh, placements: Placements | None = None, src_data_rank: int | None = 0
+    array: AnyArray, mesh: DeviceMesh, placements: Placements | None = None, src_data_rank: int | None = 0
 ) -> DTensor:
     """Return `array` as a DTensor.
 

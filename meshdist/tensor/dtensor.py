@@ -196,7 +196,7 @@ class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
 
     @property
     def index(self) -> tuple[slice, ...]:
-        """The part of the whole array that this rank holds: a slice for each dimension."""
+        """The part of the whole array that this rank holds, as a slice for each dimension."""
         return self._layout.index(coordinate_in(self._mesh))
 
     def to_local(self) -> Any:

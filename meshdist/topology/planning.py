@@ -33,7 +33,7 @@ class Candidate:
         names: The names of the axes.
         shape: The number of ranks along each axis.
         axis_seconds: Seconds per step of each axis.
-        ranks: The global ranks by axes, for `DeviceMesh("cpu", candidate.ranks, ...)`.
+        ranks: The global ranks by axes, the argument `mesh` of `DeviceMesh`.
     """
 
     names: tuple[str, ...]
@@ -43,7 +43,7 @@ class Candidate:
 
     @property
     def seconds(self) -> float:
-        """Seconds per step: the sum over the axes."""
+        """Seconds per step, the sum over the axes."""
         return sum(self.axis_seconds.values())
 
     def __repr__(self) -> str:

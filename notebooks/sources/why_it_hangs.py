@@ -103,7 +103,7 @@ tell(program, ranks=2)
 # %% [markdown]
 # ## Everybody receives first
 #
-# A ring in which all ranks receive before they send. `sendrecv` and `mesh.shift` do both at once;
+# A ring in which all ranks receive before they send. `sendrecv` and `mesh.shift` do both at once.
 # Posting `irecv` before `isend`, or letting one rank send first, also helps.
 
 

@@ -44,3 +44,21 @@ def test_every_program_comes_with_its_output_and_every_link_leads_somewhere(page
     assert text.count("```python") == len(re.findall(r"```python\n.*?```\s+```text\n", text, re.DOTALL))
     links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+# Words that begin a sentence, and no name does.
+BEGINNING = (
+    r"(?:The|An?|This|These|It|If|All|In|For|With|At|On|By|No|Each|Both|When|Use|Then|There|Write|[A-Z][a-z]+ing)\b"
+)
+
+
+def test_no_sentence_begins_after_a_semicolon():
+    texts = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "notebooks" / "sources").glob("*.py"), ROOT / "README.md"]
+    found = [(path.name, re.findall(rf";\s+(?:# )?({BEGINNING})", path.read_text())) for path in texts]
+    assert [one for one in found if one[1]] == []
+
+
+def test_the_first_commands_make_an_environment_before_they_install_into_it():
+    commands = "".join(re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "start.md").read_text(), re.DOTALL))
+    assert commands.startswith("python3 -m venv .venv && . .venv/bin/activate\n")
+    assert commands.count("-m venv") == 1

@@ -67,8 +67,43 @@ def test_the_reference_lists_no_private_arguments(site):
     assert listed == set()
 
 
-def test_the_site_does_not_say_how_to_build_it_in_the_reference(site):
-    assert [page.name for page in (site / "api").glob("*.html") if "Build the" in page.read_text()] == []
+# Names in signatures that come from Python, or stand for any type.
+OF_PYTHON = {"Any", "BaseException", "Callable", "False", "Iterable", "Iterator", "Literal", "Mapping", "None", "Path"}
+OF_PYTHON |= {"AbstractContextManager", "PathLike", "Self", "Sequence", "T", "True"}
+OF_NUMPY = {"DTypeLike"}
+
+
+@pytest.mark.slow
+def test_every_type_in_a_signature_links_to_its_description(site):
+    entries = re.compile(r'<dt class="sig[^>]*id="([^"]*)"[^>]*>(.*?)</dt>', re.DOTALL)
+    pages = [page for page in (site / "api").glob("*.html") if page.stem != "types"]
+    unknown = {
+        (name, found)
+        for page in pages
+        for name, signature in entries.findall(page.read_text())
+        for found in _unlinked_types(signature) - OF_PYTHON - OF_NUMPY
+    }
+    assert sorted(unknown) == [], "describe them in docs/api/types.md, or list their classes on a page"
+    assert '<a class="reference internal" href="types.html#AnyArray"' in _page(site, "collectives")
+
+
+def _unlinked_types(signature):
+    linked, name = r"<a .*?</a>", r'<span class="sig-(?:pre)?name.*?</span></span>'
+    default = r'<span class="default_value">.*?</span>(?:</span>)?'
+    signature = re.sub(f"{linked}|{name}|{default}", "", signature, flags=re.DOTALL)
+    return set(re.findall(r"\b[A-Z]\w*", re.sub(r"<[^>]+>", "", signature)))
+
+
+@pytest.mark.slow
+def test_the_collectives_begin_with_a_table_of_the_functions(site):
+    begin = _page(site, "collectives").partition('id="meshdist.all_reduce"')[0]
+    assert 'href="#meshdist.all_to_all_single"' in begin
+    assert "Wait until all ranks of the group have called." in begin
+
+
+def test_the_site_does_not_say_how_to_build_it(site):
+    pages = [site / "index.html", site / "api.html", *(site / "api").glob("*.html")]
+    assert [page.name for page in pages if "sphinx-build" in page.read_text()] == []
 
 
 def test_the_pages_of_the_reference_say_how_to_read_them():
