@@ -142,6 +142,10 @@ _INSTEAD = {
     "make_mesh": '`init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))` creates a mesh',
     "halo_exchange": "it is a method of meshes: write `mesh.halo_exchange(block, width)`",
     "shift": 'it is a method of meshes: write `mesh["x"].shift(x)`',
+    **dict.fromkeys(("isend_object", "isend_objects"), "write `isend_object_list([obj], dst)`"),
+    **dict.fromkeys(
+        ("irecv_object", "irecv_objects"), "write `irecv_object_list(src)`; `[obj] = work.result()` is the object"
+    ),
     "get_group": "`group.WORLD` is the group of all ranks, `mesh.get_group(axis)` that of an axis of a mesh, and"
     " `new_group(ranks)` creates one",
     "rank": "write `get_rank()`",

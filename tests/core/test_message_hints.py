@@ -14,7 +14,7 @@ import meshdist as dist
 from meshdist import functional
 from meshdist.tensor import Shard, distribute_tensor
 
-OBJECTS = "; send objects with send_object_list, broadcast_object_list, all_gather_object and the like"
+OBJECTS = "; send objects with send_object, broadcast_object_list, all_gather_object and the like"
 
 OF_ALL = "init_process_group and new_group take the timeout of all calls"
 OF_SENDRECV = "send, recv, dst, src, group, tag, group_dst, group_src, recv_tag"
@@ -42,10 +42,12 @@ OF_ONE = f"limits one wait; {OF_ALL}"
         ),
         (lambda: dist.Gatherv, r": write `functional\.gather\(x, dst, axis=0, uneven=True\)`$"),
         (lambda: dist.Sendrecv_replace, r": write `sendrecv\(x\.copy\(\), x, dst, src\)`$"),
-        (lambda: dist.send_object, r"did you mean 'send_object_list'\?$"),
-        (lambda: dist.recv_object, r"did you mean 'recv_object_list'\?$"),
-        (lambda: dist.isend_object, r"did you mean 'isend_object_list'\?$"),
-        (lambda: dist.irecv_objects, r"did you mean 'irecv_object_list'\?$"),
+        (lambda: dist.isend_object, r": write `isend_object_list\(\[obj\], dst\)`$"),
+        (
+            lambda: dist.irecv_objects,
+            r": write `irecv_object_list\(src\)`; `\[obj\] = work\.result\(\)` is the object$",
+        ),
+        (lambda: dist.send_object(1, "text"), r"got 'text'; did you swap obj and dst\?$"),
         (lambda: dist.irecv_object_list([None]), r"write objects = irecv_object_list\(src\)\.result\(\)$"),
     ],
     ids=[
@@ -58,10 +60,9 @@ OF_ONE = f"limits one wait; {OF_ALL}"
         "Scatterv",
         "Gatherv",
         "Sendrecv_replace",
-        "send_object",
-        "recv_object",
         "isend_object",
         "irecv_objects",
+        "swapped object",
         "a list to receive into",
     ],
 )

@@ -201,7 +201,10 @@ def messages(cupy, group):
     objects = [None, None]
     assert group.recv_object_list(objects, left) == left
     assert objects == [{"from": left}, left]
+    group.send_object({"from": rank}, right)
+    assert group.recv_object(left) == {"from": left}
     if group.carries("cpu"):
+        assert group.sendrecv_object(rank, right, left) == left
         work = group.irecv_object_list(left, tag=3)
         group.isend_object_list([rank], right, tag=3).wait()
         assert work.result() == [left]
