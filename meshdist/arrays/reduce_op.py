@@ -116,9 +116,8 @@ class ReduceOp(Enum, metaclass=_NamingMembers):
     SUM, PRODUCT, MIN and MAX are NumPy's `add`, `multiply`, `minimum` and `maximum`: integers wrap on overflow, a NaN
     in MIN or MAX propagates, and for `bool`, SUM is "or" and PRODUCT is "and". BAND, BOR and BXOR are for integers and
     bool. AVG is SUM divided by the group's size, for floating and complex dtypes. MIN and MAX are not for complex ones.
-    `ReduceOp.PREMUL_SUM(factor)`, or
-    `premul_sum(factor)`, is the SUM of arrays that each rank multiplies by its own factor first. It is not a member of
-    the enum, since it needs a factor; a rank that passes SUM has factor 1.
+    `ReduceOp.PREMUL_SUM(factor)`, or `premul_sum(factor)`, is the SUM of arrays that each rank multiplies by its own
+    factor first. It is not a member of the enum, since it needs a factor; a rank that passes SUM has factor 1.
 
     Example:
         >>> from meshdist import ReduceOp
