@@ -142,6 +142,12 @@ _INSTEAD = {
     "make_mesh": '`init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))` creates a mesh',
     "halo_exchange": "it is a method of meshes: write `mesh.halo_exchange(block, width)`",
     "shift": 'it is a method of meshes: write `mesh["x"].shift(x)`',
+    **dict.fromkeys(("isend_object", "isend_objects"), "write `isend_object_list([obj], dst)`"),
+    **dict.fromkeys(
+        ("irecv_object", "irecv_objects"), "write `irecv_object_list(src)`; `[obj] = work.result()` is the object"
+    ),
+    "get_group": "`group.WORLD` is the group of all ranks, `mesh.get_group(axis)` that of an axis of a mesh, and"
+    " `new_group(ranks)` creates one",
     "rank": "write `get_rank()`",
     "size": "write `get_world_size()`",
     "DeviceMesh.axis_names": "write `mesh_dim_names`",
@@ -222,10 +228,9 @@ _OF_NO_OWNER = {
     "Request": "`isend` and `irecv` return a Work; see its `wait` and `is_completed`",
     **dict.fromkeys(("Isendrecv", "isendrecv"), "call `isend` and `irecv`, then `wait` of both"),
     **dict.fromkeys(("Sendrecv_replace", "sendrecv_replace"), "write `sendrecv(x.copy(), x, dst, src)`"),
-    **{
-        name: f"write `{same}`; for blocks of unequal lengths see `all_to_all_single` in docs/from-mpi4py.md"
-        for name, same in {"Scatterv": "scatter(out, blocks)", "Gatherv": "gather(x, blocks)"}.items()
-    },
+    "Allgatherv": "write `functional.all_gather(x, axis=0, uneven=True)`",
+    "Gatherv": "write `functional.gather(x, dst, axis=0, uneven=True)`",
+    "Scatterv": "write `functional.scatter(blocks, src=src)`, with a list of blocks on the source, and None elsewhere",
     "Status": "`recv` returns the source, `probe` the source, the tag and the size",
     "Win": "`empty`, `zeros` and `full` return arrays in shared memory; there are no one-sided messages",
     "Wtime": "write `time.perf_counter()`",
@@ -270,7 +275,7 @@ _OF_MPI = {
     "commrank": "get_rank",
     "commsize": "get_world_size",
     "createcart": "init_device_mesh",
-    "finalize": "destroy_process_group",
+    **dict.fromkeys(("destroy", "finalize"), "destroy_process_group"),
     "gatherv": "gather",
     "getcoords": "get_coordinate",
     "getrank": "rank get_rank",
@@ -338,6 +343,10 @@ _RETURNED = (
     *("all_gather", "all_gather_into_tensor", "all_to_all", "all_to_all_single", "reduce_scatter"),
     "reduce_scatter_tensor",
 )
+_ASYNC_SHIFT = (
+    "an async shift is two messages along the axis: line.isend(x, (i + 1) % n) and line.irecv(y, (i - 1) % n), with"
+    " line = mesh['x'], i = line.get_local_rank() and n = line.size()"
+)
 _OF_ALL = "init_process_group and new_group take the timeout of all calls"
 # Keywords that calls do not have: the parameters by which these calls are known, and what to write there.
 _NO_KEYWORDS = (
@@ -380,6 +389,10 @@ def explain_call(function: Callable[..., Any], error: TypeError) -> None:
 
 def _instead_of_keyword(function: str, name: str, known: list[str]) -> str:
     meant = next((other for other in _KEYWORDS.get(name, ()) if other in known), None)
+    if name == "uneven" and function in ("all_gather", "gather"):
+        return f"; meshdist.functional.{function} takes uneven="
+    if name == "async_op" and function == "shift":
+        return f"; {_ASYNC_SHIFT}"
     if meant is None:
         of_array = name in ("axis", "dim") and function in _OF_DIMENSIONS
         first = f"; meshdist.functional.{function} takes {name}=, a dimension of the array" if of_array else ""

@@ -4,12 +4,14 @@ They take the arguments of the functions of the same names in `meshdist` except 
 
 Trees: instead of an array, `all_reduce`, `reduce`, `scan`, `exscan`, `broadcast`, `all_gather`,
 `all_gather_into_tensor` and `gather` take a number, or nested lists, tuples and dicts of arrays and numbers, and return
-the same structure. The leaves of each dtype travel in one call. Numbers come back as NumPy scalars, of int64, float64,
-complex128 or bool; None stays None. If the ranks' structures differ, or the dtypes or shapes of their leaves, all ranks
-raise DistBackendError.
+the same structure, and `scatter` takes one for each rank. The leaves of each dtype travel in one call. Numbers come
+back as NumPy scalars, of int64, float64, complex128 or bool; None stays None. If the ranks' structures differ, or the
+dtypes or shapes of their leaves, all ranks raise DistBackendError.
 
 Dimensions: `axis=`, or torch's spelling `dim=`, is the dimension along which gathers concatenate and scatters
 split; it may be negative.
+
+Blocks of unequal lengths: `all_gather` and `gather` take them with `uneven=True`, and `scatter` as a list.
 
 Example:
     >>> import numpy as np
@@ -51,7 +53,9 @@ from meshdist.collectives.scan import exscan as _exscan
 from meshdist.collectives.scan import scan as _scan
 from meshdist.collectives.scatter import blocks_to_scatter
 from meshdist.collectives.scatter import scatter as _scatter
+from meshdist.collectives.scattered_trees import scattered
 from meshdist.collectives.tree_calls import gathered, gathered_along, gathered_on, reduced
+from meshdist.collectives.unequal_blocks import gathered_unequal
 from meshdist.groups.world import resolve
 from meshdist.runtime.context import GroupLike
 from meshdist.system.name_hints import explaining
@@ -196,12 +200,16 @@ def reduce(
 
 
 @overload
-def all_gather(x: ArrayTree, group: GroupLike = None, *, axis: None = None, dim: None = None) -> list[ArrayTree]: ...
+def all_gather(
+    x: ArrayTree, group: GroupLike = None, *, axis: None = None, dim: None = None, uneven: bool = False
+) -> list[ArrayTree]: ...
 @overload
 def all_gather(
-    x: ArrayTree, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None
+    x: ArrayTree, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None, uneven: bool = False
 ) -> ArrayTree: ...
-def all_gather(x: ArrayTree, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None) -> ArrayTree:
+def all_gather(
+    x: ArrayTree, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None, uneven: bool = False
+) -> ArrayTree:
     """Return the arrays or trees of all ranks, on all ranks.
 
     Args:
@@ -209,6 +217,8 @@ def all_gather(x: ArrayTree, group: GroupLike = None, *, axis: int | None = None
         group: A ProcessGroup or a DeviceMesh; the world if None.
         axis: The dimension along which to concatenate; negative ones count from the last. None: return a list.
         dim: The same, by torch's name.
+        uneven: The lengths of the ranks' blocks along the dimension differ; without a dimension, any of their lengths
+            may. The ranks exchange the lengths first, and there is one call for each array of a tree.
 
     Returns:
         A list of the ranks' arrays or trees, in rank order. With `axis` or `dim`, they are concatenated instead, as by
@@ -220,6 +230,8 @@ def all_gather(x: ArrayTree, group: GroupLike = None, *, axis: int | None = None
         DistBackendError: A rank failed, or the ranks' calls or trees disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """
+    if uneven:
+        return gathered_unequal(x, group, axis, dim, "all_gather")
     if axis is not None or dim is not None:
         return gathered_along(x, group, axis, dim, "all_gather")
     if is_tree(x):
@@ -262,6 +274,7 @@ def gather(
     *,
     axis: int | None = None,
     dim: int | None = None,
+    uneven: bool = False,
 ) -> ArrayTree:
     """Return the arrays or trees of all ranks on one rank.
 
@@ -272,6 +285,7 @@ def gather(
         group_dst: The destination's rank in the group, instead of `dst`. Without either it is the group's first rank.
         axis: The dimension along which to concatenate; negative ones count from the last. None: return a list.
         dim: The same, by torch's name.
+        uneven: As in `all_gather`.
 
     Returns:
         On the destination a list of the ranks' arrays or trees, in rank order, or, with `axis` or `dim`, one array or
@@ -286,11 +300,13 @@ def gather(
     """
     members = resolve(group)
     root = members.root_or_first("gather", "dst", dst, group_dst)
+    if uneven:
+        return gathered_unequal(x, group, axis, dim, "gather", root)
     return gathered_on(x, group, root, axis, dim)
 
 
 def scatter(
-    x: AnyArray,
+    x: ArrayTree,
     scatter_list: Sequence[AnyArray] | AnyArray | None = None,
     src: int | None = None,
     group: GroupLike = None,
@@ -298,36 +314,66 @@ def scatter(
     *,
     axis: int | None = None,
     dim: int | None = None,
-) -> Array:
-    """Return this rank's array out of the list of one rank.
+) -> ArrayTree:
+    """Return this rank's block of those of one rank.
+
+    The blocks are given in one of two forms. In the first, only the source passes something: the blocks as `x`, and the
+    other ranks None. They learn from the source what they receive, which takes two more calls. In the second, torch's,
+    the blocks are `scatter_list`, and all ranks know their shape and dtype.
 
     Args:
-        x: An array with the shape and dtype of the result; its values are not used.
+        x: On the source, a list of one block for each rank: arrays, numbers or trees, which may differ in shape; or,
+            with `axis` or `dim`, an array or tree that is split along that dimension. Elsewhere None. With
+            `scatter_list`, on all ranks: an array with the shape and dtype of the result; its values are not used.
         scatter_list: On the source: one array for each rank, with the shape of `x`; or, with `axis` or `dim`, one
             array that is split along that dimension. Elsewhere None.
         src: Global rank of the source.
         group: A ProcessGroup or a DeviceMesh; the world if None.
         group_src: The source's rank in the group, instead of `src`. Without either it is the group's first rank.
-        axis: The dimension along which `scatter_list` is split; negative ones count from the last. None:
-            `scatter_list` is a list.
+        axis: The dimension along which the array of the source is split into equal blocks; negative ones count from the
+            last. None: the source passes a list.
         dim: The same, by torch's name.
 
     Returns:
-        A new array with the shape and dtype of `x`.
+        A new array or tree: the block of this rank. In a dry run of the first form, None on other ranks than the
+        source.
 
     Raises:
-        TypeError: An argument is not an array, the dtypes differ or are unsupported, or `axis` is not an integer.
-        ValueError: `x` does not have that dimension; both `axis` and `dim`, or both `src` and `group_src` are given;
-            the source is not a member; `scatter_list` is given on another rank, is of wrong length, or its blocks do
-            not have the shape of `x`.
+        TypeError: The source passes no list, or an array without `axis`; a block is not an array or a tree; the dtypes
+            differ or are unsupported; or `axis` is not an integer.
+        ValueError: The array does not have that dimension, or its length is not a multiple of the group's size; both
+            `axis` and `dim`, or both `src` and `group_src` are given; the source is not a member; the blocks are given
+            on another rank, are not as many as the ranks, or do not have the shape of `x`.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
+
+    Example:
+        >>> import meshdist as dist
+        >>> from meshdist import functional
+        >>> def main():
+        ...     blocks = [[1.0], [2.0, 3.0]] if dist.get_rank() == 0 else None
+        ...     return functional.scatter(blocks)
+        >>> dist.run(main, 2)
+        [[np.float64(1.0)], [np.float64(2.0), np.float64(3.0)]]
     """
-    array, members = given_array(x, "scatter", group), resolve(group)
-    blocks = scatter_list
+    members = resolve(group)
+    root = members.root_or_first("scatter", "src", src, group_src)
+    is_source = members.rank() == root
+    if not is_source and (is_tree(x) or (x is None and scatter_list is not None)):
+        raise ValueError(
+            f"{members.error_prefix('scatter')}: the blocks are for the source, rank {root} of the group; pass None on"
+            " the others"
+        )
+    if x is None or (is_source and scatter_list is None):
+        return scattered(scatter_list if x is None else x, group, axis, dim, root)
+    array, blocks = given_array(x, "scatter", group), scatter_list
     if axis is not None or dim is not None:
-        root = members.root_or_first("scatter", "src", src, group_src)
-        blocks = blocks_to_scatter(members, scatter_list, array, axis, dim, root)
+        blocks = blocks_to_scatter(members, scatter_list, array, axis, dim)
+    elif blocks is not None and hasattr(blocks, "shape"):
+        raise TypeError(
+            f"{members.error_prefix('scatter')}: scatter_list must be a list of one array for each rank, got an array"
+            f" of shape {blocks.shape}; to split it into equal blocks, pass axis=0"
+        )
     y: Array = new_empty(array.shape, array)
     _scatter(y, blocks, src, group, group_src=group_src)
     return y

@@ -120,7 +120,7 @@ def is_defined(op: str, dtype: np.dtype) -> bool:
     """Return whether the documentation has `op` for `dtype`."""
     if dtype.kind in "biu":
         return op != "avg"
-    return op in ("sum", "avg") if dtype.kind == "c" else op not in ("band", "bor", "bxor")
+    return op in ("sum", "product", "avg") if dtype.kind == "c" else op not in ("band", "bor", "bxor")
 
 
 def reduced(arrays: Sequence[np.ndarray], op: str) -> np.ndarray:

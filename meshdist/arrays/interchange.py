@@ -19,7 +19,7 @@ _EXTENSIONS = {
     "float8_e5m2fnuz": 1,
     "float8_e8m0fnu": 1,
 }
-OBJECTS = "; send objects with send_object_list, broadcast_object_list, all_gather_object and the like"
+OBJECTS = "; send objects with send_object, broadcast_object_list, all_gather_object and the like"
 """The end of a message about an array that is one of objects, or none."""
 _OF_TREES = (
     *("all_reduce", "reduce", "scan", "exscan", "broadcast"),

@@ -99,8 +99,10 @@ class _NamingMembers(EnumMeta):
             return members[name]
         if name.startswith("_"):
             raise missing_attribute(cls, name)
-        meant = _meant(name)
+        meant, logical = _meant(name), _logical(name)
         hint = "" if meant is None else f"; did you mean ReduceOp.{meant.upper()}?"
+        if logical is not None:
+            hint = f"; {logical}"
         choices = f"; it has {', '.join(members)} and PREMUL_SUM{hint}"
         raise missing_attribute(cls, name, known=(), otherwise=choices)
 
@@ -113,9 +115,9 @@ class ReduceOp(Enum, metaclass=_NamingMembers):
 
     SUM, PRODUCT, MIN and MAX are NumPy's `add`, `multiply`, `minimum` and `maximum`: integers wrap on overflow, a NaN
     in MIN or MAX propagates, and for `bool`, SUM is "or" and PRODUCT is "and". BAND, BOR and BXOR are for integers and
-    bool. AVG is SUM divided by the group's size, for floating and complex dtypes. `ReduceOp.PREMUL_SUM(factor)`, or
-    `premul_sum(factor)`, is the SUM of arrays that each rank multiplies by its own factor first. It is not a member of
-    the enum, since it needs a factor; a rank that passes SUM has factor 1.
+    bool. AVG is SUM divided by the group's size, for floating and complex dtypes. MIN and MAX are not for complex ones.
+    `ReduceOp.PREMUL_SUM(factor)`, or `premul_sum(factor)`, is the SUM of arrays that each rank multiplies by its own
+    factor first. It is not a member of the enum, since it needs a factor; a rank that passes SUM has factor 1.
 
     Example:
         >>> from meshdist import ReduceOp
@@ -179,7 +181,7 @@ _UFUNCS: dict[ReduceOp, np.ufunc] = {
     ReduceOp.AVG: np.add,
 }
 _BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
-_NOT_FOR_COMPLEX = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
+_NOT_FOR_COMPLEX = (ReduceOp.MIN, ReduceOp.MAX)
 
 
 # What an `op` argument may be.
@@ -230,6 +232,15 @@ def as_reduce_op(op: Op | Callable[[Any], PremulSum]) -> ReduceOp:
             hint = "; did you mean group=?"
         elif hasattr(op, "dtype") and hasattr(op, "shape"):
             hint = "; reductions are in place, and those of meshdist.functional return a new array"
+        elif type(op).__module__.startswith("mpi4py"):
+            hint = f" of mpi4py; pass the name of a reduction: {_known_names()}"
+        elif logical := _logical(getattr(op, "__name__", "")):
+            hint = f" {op.__name__!r}; {logical}"
+        elif callable(op) and meant is None:
+            hint = (
+                "; functions are not supported: call functools.reduce(f, meshdist.functional.all_gather(x)), which"
+                " gathers the arrays and combines them on each rank"
+            )
         raise TypeError(f"op must be a ReduceOp or its name, got {type(op).__name__}{hint}")
     try:
         return ReduceOp(op.lower()) if isinstance(op, str) else op
@@ -238,16 +249,33 @@ def as_reduce_op(op: Op | Callable[[Any], PremulSum]) -> ReduceOp:
 
 
 def _unknown(op: object) -> str:
-    known = ", ".join(member.value for member in ReduceOp)
     meant = _meant(op) if isinstance(op, str) else None
     hint = "" if meant is None else f"; did you mean {meant!r}?"
     if isinstance(op, str) and _is_of_locations(op):
         from meshdist._torch_names import NO_LOCATIONS  # which an error alone needs
 
         hint = f"; {NO_LOCATIONS}"
+    elif isinstance(op, str) and (logical := _logical(op)):
+        hint = f"; {logical}"
     elif isinstance(op, str) and meant is None and op.isidentifier():
         hint = f"; if it is an axis of a mesh, call the method of mesh[{op!r}]"
-    return f"unknown op {op!r}; choose from {known}{hint}"
+    return f"unknown op {op!r}; choose from {_known_names()}{hint}"
+
+
+def _known_names() -> str:
+    return ", ".join(member.value for member in ReduceOp)
+
+
+def _logical(name: str) -> str | None:
+    """Return what to write instead of a logical reduction of numbers; None if `name` is none."""
+    ops = {
+        "band": ("land", "logical_and", "all"),
+        "bor": ("lor", "logical_or", "any"),
+        "bxor": ("lxor", "logical_xor"),
+    }
+    lowered = name.strip().lower()
+    found = next((op for op, names in ops.items() if lowered in names), None)
+    return None if found is None else f"for a logical reduction, pass an array of bool, x != 0, and op={found!r}"
 
 
 def _is_of_locations(name: str) -> bool:
@@ -261,9 +289,9 @@ def _meant(name: str) -> str | None:
         "sum": ("add", "plus", "+"),
         "avg": ("mean", "average"),
         "product": ("prod", "mul", "multiply", "times", "*"),
-        "band": ("and", "&", "land", "bitwise_and", "logical_and", "all"),
-        "bor": ("or", "|", "lor", "bitwise_or", "logical_or", "any"),
-        "bxor": ("xor", "^", "lxor", "bitwise_xor", "logical_xor"),
+        "band": ("and", "&", "bitwise_and"),
+        "bor": ("or", "|", "bitwise_or"),
+        "bxor": ("xor", "^", "bitwise_xor"),
         "max": ("maximum", "amax", "fmax"),
         "min": ("minimum", "amin", "fmin"),
     }
@@ -291,7 +319,7 @@ def check_op_dtype(op: ReduceOp, dtype: np.dtype[Any]) -> None:
     # ml_dtypes has integers of few bits, of kind void: a dtype that cannot represent 0.5 is an integer.
     is_integer = dtype.kind in "biu" or (dtype.kind == "V" and float(np.array(0.5).astype(dtype)) != 0.5)
     if dtype.kind in "cW" and op in _NOT_FOR_COMPLEX:
-        raise TypeError(f"op {op.name} is not defined for {dtype}: complex numbers take SUM and AVG")
+        raise TypeError(f"op {op.name} is not defined for {dtype}: complex numbers take SUM, PRODUCT and AVG")
     if op in _BITWISE and dtype.kind not in "biu":
         raise TypeError(f"op {op.name} is not defined for {dtype}: it takes integers and bool")
     if op is ReduceOp.AVG and is_integer:

@@ -13,6 +13,12 @@ from meshdist.arrays.reduce_op import check_op_dtype
 from meshdist.runtime.call import Call, Elements, each, hint_at_swapped_sides
 from meshdist.system.plurals import counted
 
+# What to call on a rank that has no list to pass.
+_WITHOUT_LISTS = {
+    "gather": "; meshdist.functional.gather(x, group=..., group_dst={root}) returns a new list",
+    "scatter": "; meshdist.functional.scatter(blocks, group=..., group_src={root}) takes the list alone",
+}
+
 
 def refuse(call: Call, sentence: str) -> NoReturn:
     raise ValueError(f"{call.error_prefix}: {sentence}")
@@ -33,8 +39,10 @@ def many(call: Call, side: str) -> list[Array]:
     value = getattr(call, side)
     if not isinstance(value, list):
         got = "None" if value is None else f"one array{hint_at_swapped_sides(call.collective, call.send, call.recv)}"
+        hint = _WITHOUT_LISTS.get(call.collective.name, "") if value is None else ""
         raise TypeError(
-            f"{call.error_prefix}: {_name(call, side)} must be a list of {counted(call.size, 'array')}, got {got}"
+            f"{call.error_prefix}: {_name(call, side)} must be a list of {counted(call.size, 'array')}, got"
+            f" {got}{hint.format(root=call.root)}"
         )
     if len(value) != call.size:
         refuse(
@@ -141,7 +149,9 @@ def check_same_shape(call: Call, array: Array, block: Array, names: tuple[str, s
 
 
 def check_blocks_alike(call: Call, blocks: list[Array], list_name: str, block: Array, name: str) -> None:
-    hint = "; for blocks of different lengths, call all_to_all_single with split sizes"
+    is_gather = call.collective.name == "gather"
+    form = "gather(x, dst, uneven=True)" if is_gather else "scatter(blocks), with a list of them on the source alone"
+    hint = f"; for blocks of different lengths, call meshdist.functional.{form}"
     for place, array in enumerate(blocks):
         check_same_shape(call, array, block, (f"{list_name}[{place}]", name), hint)
 

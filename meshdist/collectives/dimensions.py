@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 
 # The ends of errors about arguments that are no arrays, by function: what it takes.
 _TAKES = {
+    "broadcast": (
+        "; every rank passes an array or tree with the structure, shapes and dtypes of the source's; where only the"
+        " source knows them, write [x] = broadcast_object_list([x], src)"
+    ),
     "scatter": (
-        "; as x, pass an array of the shape and dtype of one block, and the blocks as scatter_list, on the source"
+        "; pass the list of blocks as x on the source, and None on the other ranks; or, on all ranks, an array of the"
+        " shape and dtype of one block as x, and the blocks as scatter_list, on the source"
     ),
     "reduce_scatter": (
         "; x is a list of arrays, one for each rank; functional.reduce_scatter_tensor(np.array(x)) splits one array"
@@ -88,6 +93,12 @@ def stacked_along(arrays: list[Any], like: Any, place: int) -> Any:
     for number, array in enumerate(arrays):
         stack[number, ...] = array
     return joined_along(stack, place)
+
+
+def cut_along(array: Any, place: int, num: int) -> list[Any]:
+    """Return `num` equal blocks of an array along dimension `place`: views."""
+    length = array.shape[place] // num
+    return [array[(slice(None),) * place + (slice(k * length, (k + 1) * length),)] for k in range(num)]
 
 
 def check_even(members: Group, of: str, array: Any, place: int, advice: str = "") -> None:

@@ -31,8 +31,11 @@ from meshdist.collectives.multigpu import reduce_multigpu as reduce_multigpu
 from meshdist.collectives.multigpu import reduce_scatter_multigpu as reduce_scatter_multigpu
 from meshdist.collectives.object_messages import irecv_object_list as irecv_object_list
 from meshdist.collectives.object_messages import isend_object_list as isend_object_list
+from meshdist.collectives.object_messages import recv_object as recv_object
 from meshdist.collectives.object_messages import recv_object_list as recv_object_list
+from meshdist.collectives.object_messages import send_object as send_object
 from meshdist.collectives.object_messages import send_object_list as send_object_list
+from meshdist.collectives.object_messages import sendrecv_object as sendrecv_object
 from meshdist.collectives.objects import all_gather_object as all_gather_object
 from meshdist.collectives.objects import broadcast_object_list as broadcast_object_list
 from meshdist.collectives.objects import gather_object as gather_object
@@ -96,6 +99,9 @@ class CollectiveMethods:
     send_object_list = send_object_list
     isend_object_list = isend_object_list
     irecv_object_list = irecv_object_list
+    send_object = send_object
+    recv_object = recv_object
+    sendrecv_object = sendrecv_object
     send = send
     recv = recv
     isend = isend

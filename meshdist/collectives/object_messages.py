@@ -1,4 +1,4 @@
-"""Messages of objects between two ranks: send_object_list, recv_object_list, and their async forms.
+"""Messages of objects between two ranks: lists of them, sync and async, and single objects, which are lists of one.
 
 A list is one message, whose header tells how many objects it has; see `runtime.object_messages`. If the group's only
 backend is for GPUs, the sizes of the pickles are sent first, as in the collectives of objects.
@@ -17,13 +17,13 @@ from meshdist.collectives.objects import as_list, bring_back, cut, empty_blocks,
 from meshdist.collectives.send_recv import NamingSender, Receiving, source_of
 from meshdist.runtime.call_site import warn_not_member
 from meshdist.runtime.context import GroupLike, resolve
-from meshdist.runtime.object_messages import ObjectMessage
+from meshdist.runtime.object_messages import ObjectMessage, pickled_list
 from meshdist.runtime.work import Work
 
 if TYPE_CHECKING:
     from meshdist.runtime.interfaces import Group
 
-_OF_ONE = "; to send one object, pass [obj]"
+_OF_ONE = "; to send one object, pass [obj], or call send_object"
 
 
 @GroupFunction
@@ -68,10 +68,7 @@ def send_object_list(
     if members.carries("cpu"):
         members.messages.send(_to_send(members, of, object_list), peer, plain_number(tag), of)
         return
-    error_prefix = members.error_prefix(of)
-    pickles = pickled(error_prefix, as_list(error_prefix, "object_list", object_list, hint=_OF_ONE))
-    members.messages.send(on_gpu(members, sizes_of(pickles)), peer, tag, of, is_size_exchange=True)
-    members.messages.send(on_gpu(members, np.concatenate([*empty_blocks(1), *pickles])), peer, tag, of)
+    _send_from_gpu(members, of, as_list(members.error_prefix(of), "object_list", object_list, hint=_OF_ONE), peer, tag)
 
 
 @NamingSender
@@ -120,13 +117,7 @@ def recv_object_list(
         received = message.objects(members.error_prefix(of))
         objects[:] = [None] * len(objects) if received is None else received  # None in a dry run
         return source
-    sizes = np.zeros(len(objects), np.int64)
-    source = _receive_from_gpu(members, sizes, source, tag, is_size_exchange=True)
-    data = np.empty(int(sizes.sum()), np.uint8)
-    _receive_from_gpu(members, data, source, tag)
-    if objects:
-        objects[:] = unpickled(members.error_prefix(of), cut(data, sizes))
-    return source
+    return _receive_on_gpu(members, of, objects, source, tag)
 
 
 @GroupFunction
@@ -210,14 +201,168 @@ def irecv_object_list(
     return members.messages.irecv(ObjectMessage.to_receive(None), source, plain_number(tag), of)
 
 
+@GroupFunction
+def send_object(
+    obj: Any, dst: int | None = None, group: GroupLike = None, tag: int = 0, group_dst: int | None = None
+) -> None:
+    """Send an object to a rank that receives it with `recv_object`.
+
+    The message is that of `send_object_list([obj], dst)`, which may be received as a list as well. As in `send`, a
+    pickle of at most 64 KiB (MESHDIST_EAGER_LIMIT) is buffered, and the call returns; with a larger one it waits until
+    the object is received. `isend_object_list([obj], dst)` never waits.
+
+    Args:
+        obj: Any object that can be pickled.
+        dst: Global rank of the receiver; as a method, its rank in the group or along the mesh.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
+        tag: A non-negative integer. A receive with the same tag takes this message; messages of one tag keep their
+            order.
+        group_dst: The receiver's rank in the group, instead of `dst`.
+
+    Raises:
+        TypeError: `obj` cannot be pickled; nothing is sent.
+        ValueError: As for `send_object_list`.
+        DistBackendError: The receiver failed, or receives a list of another length.
+        DistTimeoutError: The message was not received within the group's timeout.
+
+    Example:
+        >>> import meshdist as dist
+        >>> def main():
+        ...     if dist.get_rank() == 0:
+        ...         dist.send_object({"task": 7}, 1, tag=11)
+        ...     else:
+        ...         return dist.recv_object(0, tag=11)
+        >>> dist.run(main, 2)
+        [None, {'task': 7}]
+    """
+    members, of = resolve(group), "send_object"
+    if members.rank() < 0:
+        warn_not_member(of)
+        return
+    peer = members.messages.peer(of, "dst", dst, group_dst)
+    if members.carries("cpu"):
+        members.messages.send(_pickled_to_send(members, of, [obj]), peer, plain_number(tag), of)
+    else:
+        _send_from_gpu(members, of, [obj], peer, tag)
+
+
+@Receiving
+def recv_object(src: int | None = None, group: GroupLike = None, tag: int = 0, group_src: int | None = None) -> Any:
+    """Receive an object and return it.
+
+    It was sent with `send_object`, or as a list of one. The sender is not returned: `info = probe(tag=None)` tells it
+    before, and `irecv_object_list` afterwards.
+
+    Args:
+        src: Global rank of the sender; as a method, its rank in the group or along the mesh. None takes the first
+            object from any rank.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
+        tag: The tag it was sent with.
+        group_src: The sender's rank in the group, instead of `src`; -1 takes any.
+
+    Returns:
+        The object; None in a dry run.
+
+    Raises:
+        TypeError: A rank or the tag is not an integer.
+        ValueError: As for `recv_object_list`.
+        DistBackendError: The sender failed, or sent an array, or a list of another length.
+        DistTimeoutError: No message arrived within the group's timeout.
+    """
+    members, of = resolve(group), "recv_object"
+    if members.rank() < 0:
+        warn_not_member(of)
+        return None
+    source = source_of(members, of, src, group_src)
+    if members.carries("cpu"):
+        message = ObjectMessage.to_receive(1)
+        members.messages.recv(message, source, plain_number(tag), of)
+        return _only_object(members, of, message)
+    objects = [None]
+    _receive_on_gpu(members, of, objects, source, tag)
+    return objects[0]
+
+
+@Receiving
+def sendrecv_object(
+    obj: Any,
+    dst: int | None = None,
+    src: int | None = None,
+    group: GroupLike = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    group_src: int | None = None,
+    *,
+    recv_tag: int | None = None,
+) -> Any:
+    """Send an object to one rank, and receive one from the same or a different rank.
+
+    Ranks that exchange objects of any size, in pairs or around a ring, never deadlock. The other sides may call
+    `sendrecv_object`, `send_object` and `recv_object`, or the functions of lists.
+
+    Args:
+        obj: Any object that can be pickled.
+        dst: Global rank of the receiver of `obj`; as a method, its rank in the group or along the mesh. It may be this
+            rank.
+        src: Global rank of the sender; as a method, its rank in the group or along the mesh. None takes the first
+            object from any rank.
+        group: A ProcessGroup or a DeviceMesh; the world if None. It needs a backend for arrays on the CPU.
+        tag: The tag of both messages.
+        group_dst: The receiver's rank in the group, instead of `dst`.
+        group_src: The sender's rank in the group, instead of `src`; -1 takes any.
+        recv_tag: The tag of the received message, if it differs from `tag`.
+
+    Returns:
+        The object that is received; None in a dry run.
+
+    Raises:
+        TypeError: `obj` cannot be pickled; nothing is sent.
+        ValueError: Both or neither of `dst` and `group_dst` are given, or both of `src` and `group_src`; the receiver
+            or the sender is not a member of the group; a tag is negative; or the group has no backend for arrays on
+            the CPU.
+        DistBackendError: The other side failed, or the message is an array, or a list of another length.
+        DistTimeoutError: A message was not received, or did not arrive, within the group's timeout.
+
+    Example:
+        >>> import meshdist as dist
+        >>> def main():
+        ...     rank, size = dist.get_rank(), dist.get_world_size()
+        ...     return dist.sendrecv_object({"from": rank}, dst=(rank + 1) % size, src=(rank - 1) % size)
+        >>> dist.run(main, 3)
+        [{'from': 2}, {'from': 0}, {'from': 1}]
+    """
+    members, of = resolve(group), "sendrecv_object"
+    if members.rank() < 0:
+        warn_not_member(of)
+        return None
+    peer, source = members.messages.peer(of, "dst", dst, group_dst), source_of(members, of, src, group_src)
+    _check_cpu(members, of)
+    message = ObjectMessage.to_receive(1)
+    work = members.messages.isend(_pickled_to_send(members, of, [obj]), peer, plain_number(tag), of)
+    members.messages.recv(message, source, plain_number(tag if recv_tag is None else recv_tag), of)
+    work.wait()
+    return _only_object(members, of, message)
+
+
+def _only_object(members: Group, of: str, message: ObjectMessage) -> Any:
+    objects = message.objects(members.error_prefix(of))
+    return None if objects is None else objects[0]  # None in a dry run
+
+
 def _to_send(members: Group, of: str, object_list: list[Any]) -> ObjectMessage:
-    error_prefix = members.error_prefix(of)
-    objects = as_list(error_prefix, "object_list", object_list, hint=_OF_ONE)
+    objects = as_list(members.error_prefix(of), "object_list", object_list, hint=_OF_ONE)
+    message = _pickled_to_send(members, of, objects)
+    message.given = objects
+    return message
+
+
+def _pickled_to_send(members: Group, of: str, objects: list[Any]) -> ObjectMessage:
+    """Return the message of a list; without `given`, since the list may not be an argument of the user's call."""
     try:
-        return ObjectMessage.to_send(objects)
+        return ObjectMessage.of_pickle(pickled_list(objects), len(objects))
     except Exception as error:  # the objects' own code may raise anything
         failed = error
-    pickled(error_prefix, objects)  # raises for the one that cannot be pickled
+    pickled(members.error_prefix(of), objects)  # raises for the one that cannot be pickled
     raise failed
 
 
@@ -229,10 +374,27 @@ def _check_cpu(members: Group, of: str) -> None:
         )
 
 
+def _send_from_gpu(members: Group, of: str, objects: list[Any], peer: int, tag: int) -> None:
+    pickles = pickled(members.error_prefix(of), objects)
+    members.messages.send(on_gpu(members, sizes_of(pickles)), peer, tag, of, is_size_exchange=True)
+    members.messages.send(on_gpu(members, np.concatenate([*empty_blocks(1), *pickles])), peer, tag, of)
+
+
+def _receive_on_gpu(members: Group, of: str, objects: list[Any], source: int | None, tag: int) -> int:
+    """Receive as many objects as `objects` has, into it; return the sender."""
+    sizes = np.zeros(len(objects), np.int64)
+    sender = _receive_from_gpu(members, of, sizes, source, tag, is_size_exchange=True)
+    data = np.empty(int(sizes.sum()), np.uint8)
+    _receive_from_gpu(members, of, data, sender, tag)
+    if objects:
+        objects[:] = unpickled(members.error_prefix(of), cut(data, sizes))
+    return sender
+
+
 def _receive_from_gpu(
-    members: Group, array: Array, src: int | None, tag: int, *, is_size_exchange: bool = False
+    members: Group, of: str, array: Array, src: int | None, tag: int, *, is_size_exchange: bool = False
 ) -> int:
     taken = on_gpu(members, array)
-    source = members.messages.recv(taken, src, tag, "recv_object_list", is_size_exchange=is_size_exchange)
+    source = members.messages.recv(taken, src, tag, of, is_size_exchange=is_size_exchange)
     bring_back(taken, array)
     return source

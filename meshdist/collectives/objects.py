@@ -256,13 +256,21 @@ def scatter_object_list(
         if rank == root
         else []
     )
-    pickles, count = pickled(members.error_prefix(of), inputs), np.empty(1, np.int64)
-    submit(members, _scatter_sizes, [sizes_of([data]) for data in pickles] or None, count, None, root)
-    take = empty_blocks(size)
-    take[root] = np.empty(int(count[0]), np.uint8)
-    submit(members, _scatter_bytes, pickles or empty_blocks(size), take)
-    output[0] = unpickled(members.error_prefix(of), [take[root]])[0]
+    output[0] = scattered_object(members, inputs, root, _scatter_sizes, _scatter_bytes)
     return output
+
+
+def scattered_object(
+    members: Group, inputs: list[Any], root: int, of_sizes: Collective[..., Any], of_bytes: Collective[..., Any]
+) -> Any:
+    """Return this rank's object of the list `inputs` of the rank `root`; None if nothing comes, in a dry run."""
+    error_prefix, count = members.error_prefix(of_sizes.name), np.empty(1, np.int64)
+    pickles = pickled(error_prefix, inputs)
+    submit(members, of_sizes, [sizes_of([data]) for data in pickles] or None, count, None, root)
+    take = empty_blocks(members.size())
+    take[root] = np.empty(int(count[0]), np.uint8)
+    submit(members, of_bytes, pickles or empty_blocks(members.size()), take)
+    return unpickled(error_prefix, [take[root]])[0]
 
 
 def _list_of_root(of: str, name: str, value: Any, size: int, rank: int, root: int) -> list[Any]:

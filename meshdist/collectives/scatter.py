@@ -12,7 +12,7 @@ from meshdist.collectives.algorithms.rooted import star_scatter
 from meshdist.collectives.checks import agree_on_one, check_blocks_alike, check_no_list, check_one_dtype, many, one
 from meshdist.collectives.dataflow import SCATTER
 from meshdist.collectives.definition import collective
-from meshdist.collectives.dimensions import dimension
+from meshdist.collectives.dimensions import cut_along, dimension
 from meshdist.runtime.call import Call
 from meshdist.runtime.context import GroupLike, resolve
 from meshdist.system.plurals import counted
@@ -72,24 +72,14 @@ def scatter(
     return members.submit(scatter, scatter_list, tensor, None, root, async_op)
 
 
-def blocks_to_scatter(
-    members: Group, whole: Any, block: Any, axis: int | None, dim: int | None, root: int
-) -> list[Any] | None:
-    """Return the blocks of `whole`, which is None but on the rank `root`, each of the shape of `block`.
+def blocks_to_scatter(members: Group, whole: Any, block: Any, axis: int | None, dim: int | None) -> list[Any] | None:
+    """Return the blocks of `whole`, which is None except on the source, each of the shape of `block`.
 
     Raises:
-        ValueError: `root` has no `whole`, or its shape does not fit.
+        ValueError: The shape of `whole` does not fit.
     """
     place = dimension(members, "scatter", block, axis, dim)
-    if whole is not None:
-        return _cut_whole(members, whole, block, place)
-    if members.rank() == root:
-        name = "axis" if dim is None else "dim"
-        raise ValueError(
-            f"{members.error_prefix('scatter')}: with {name}=, pass the array to split as scatter_list, and as x an"
-            f" array of the shape and dtype of one block: scatter(x, scatter_list, {name}={place})"
-        )
-    return None
+    return None if whole is None else _cut_whole(members, whole, block, place)
 
 
 def _cut_whole(members: Group, whole: Any, block: Any, place: int) -> list[Any]:
@@ -106,6 +96,4 @@ def _cut_whole(members: Group, whole: Any, block: Any, place: int) -> list[Any]:
             f"{prefix}: scatter_list must have shape {expected}, {counted(size, 'block')} of the shape of x along"
             f" dimension {place}, got {array.shape}"
         )
-    length = shape[place] if shape else 1
-    cut = [array[(slice(None),) * place + (slice(k * length, (k + 1) * length),)] for k in range(size)]
-    return [part.reshape(shape) for part in cut]
+    return [part.reshape(shape) for part in cut_along(array, place, size)]

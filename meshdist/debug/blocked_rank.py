@@ -15,14 +15,15 @@ _MOST_NAMED = 8
 _NEW = ("from_any", "full_buffer", "instead", "num_others", "posted", "sends_to")
 # The source of a receive that any rank may match.
 ANY = -1
-_OBJECT_RECEIPTS = frozenset({"recv_object_list", "irecv_object_list"})
+_OBJECT_RECEIPTS = frozenset({"recv_object", "recv_object_list", "irecv_object_list"})
 _RECEIPTS = ("recv", "irecv", "probe", *sorted(_OBJECT_RECEIPTS))
-_OBJECT_SENDS = frozenset({"send_object_list", "isend_object_list"})
+_OBJECT_SENDS = frozenset({"send_object", "send_object_list", "isend_object_list"})
 _SENDS = frozenset({"send", "isend"}) | _OBJECT_SENDS
 # What the text of a message has, and that of a collective does not.
 _OF_MESSAGE = re.compile(r"(?:from|to) (?:any rank|rank \d+)\b")
 # What the ranks must do in calls that send and receive, by name.
 _EXCHANGES = {
+    "sendrecv_object": "in sendrecv_object, the dst of each rank must receive from it, with the same tag",
     "sendrecv": "in sendrecv, the dst of each rank must receive from it, with the same tag",
     "shift": "all ranks along the axis must call shift, with equal by, periodic and tag",
     "halo_exchange": "all ranks along the axis must call halo_exchange, with equal width, periodic, dims and tag",
@@ -176,7 +177,7 @@ def advice_on_sends(names: Collection[str]) -> str:
         return ""
     if _OBJECT_SENDS.isdisjoint(names):
         return "post an irecv before the send, or call sendrecv, which does both at once"
-    return "send with isend_object_list, and wait for it after the receive"
+    return "send with isend_object_list, and wait for it after the receive, or call sendrecv_object"
 
 
 def describe(path: list[BlockedRank]) -> str:
@@ -258,7 +259,8 @@ def _advice_on_messages(blocked: list[BlockedRank], names: list[str]) -> str:
         return "let one of them send before it probes"
     if {*names} <= {*_RECEIPTS}:
         advice = "let one of them send before it receives"
-        return f"{advice}, or call sendrecv, which does both at once" if _OBJECT_RECEIPTS.isdisjoint(names) else advice
+        both = "sendrecv" if _OBJECT_RECEIPTS.isdisjoint(names) else "sendrecv_object"
+        return f"{advice}, or call {both}, which does both at once"
     if len(blocked) != 2:
         return ""
     message, other = sorted(blocked, key=lambda one: one.call.partition("(")[0] not in (*_SENDS, *_RECEIPTS))

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 # The functions in which the source may be left out.
-_FROM_ANY = ("recv", "irecv", "sendrecv", "probe", "iprobe", "recv_object_list", "irecv_object_list")
+_FROM_ANY = (
+    *("recv", "irecv", "sendrecv", "probe", "iprobe"),
+    *("recv_object", "recv_object_list", "irecv_object_list", "sendrecv_object"),
+)
 
 
 class GroupHome(Protocol):

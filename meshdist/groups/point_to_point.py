@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from meshdist import core
 from meshdist.arrays.device_types import device_type_of
-from meshdist.arrays.host import Array, labelled_dtype, pack
+from meshdist.arrays.host import Array, dtype_of_objects, labelled_dtype, pack
 from meshdist.arrays.plain_numbers import plain_number
 from meshdist.backends.base import Backend
 from meshdist.core import Record
@@ -46,6 +46,7 @@ _LAST_MESSAGES_S = 5.0
 # Up to here an `irecv` takes a message that has come already.
 _LONG_BYTES = 2 << 20
 _RECEIVE_OBJECTS = "irecv_object_list(src=info.source, tag=info.tag)"
+_RECEIVE_OBJECT = "recv_object(src=info.source, tag=info.tag)"
 
 
 class PointToPoint(Exchanges):
@@ -180,7 +181,8 @@ class PointToPoint(Exchanges):
         record.completed = clock()
         if type(tensor) is ObjectMessage:
             self._take_objects(tensor, incoming, record, backend)
-            self.known.note_receive(record.facts, tensor.given)
+            if tensor.given is not None:  # a list of the user's, which the core can fill
+                self.known.note_receive(record.facts, tensor.given)
         elif packed is not array:
             array[...] = packed
         elif src is None and packed is tensor and of == "recv":
@@ -459,7 +461,8 @@ class PointToPoint(Exchanges):
     def _given(self, error_prefix: str, tensor: Any, tag: int) -> Array:
         if type(tensor) is not ObjectMessage:
             return self._array(error_prefix, tensor, tag)
-        self._check_tag(error_prefix, tag, _RECEIVE_OBJECTS)
+        is_single = tensor.given is None and tensor.array.dtype == dtype_of_objects(1)
+        self._check_tag(error_prefix, tag, _RECEIVE_OBJECT if is_single else _RECEIVE_OBJECTS)
         return tensor.array
 
     def _room(self, error_prefix: str, tensor: Any, tag: int, request: PersistentRequest | None) -> tuple[Array, Array]:

@@ -128,6 +128,7 @@ class Probes(ABC):
             hint = _ANY_TAG + receive if tag is None else ""
             raise TypeError(f"{error_prefix}: tag must be an integer, got {describe_value(tag)}{hint}")
         if tag < 0:
-            raise ValueError(f"{error_prefix}: tag must not be negative, got {tag}")
+            hint = _ANY_TAG + receive if tag == -1 else ""  # of MPI libraries, any tag
+            raise ValueError(f"{error_prefix}: tag must not be negative, got {tag}{hint}")
         if tag >= _TAGS:
             raise ValueError(f"{error_prefix}: tag must be less than 2 ** 63, got {tag}")

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from meshdist.arrays.device_types import new_empty, taken
-from meshdist.collectives.all_gather import all_gather
-from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
+from meshdist.arrays.device_types import taken
+from meshdist.collectives.unequal_blocks import gathered_unequal
 from meshdist.mesh.layout.axes_and_chunks import chunk_sizes
 
 if TYPE_CHECKING:
@@ -37,14 +34,7 @@ def unshard(mesh: MeshSlices, block: Any, dims: Dims) -> Any:
     """Return the whole array of which every rank passes its block."""
     block = taken(block)
     for axis, dim in reversed(_in_order("unshard", mesh, block, dims)):
-        group = mesh.get_group(axis)
-        rows = np.empty(mesh.shape[axis], np.int64)
-        all_gather_into_tensor(rows, np.array(block.shape[dim]), group)
-        whole = new_empty((*block.shape[:dim], int(rows.sum()), *block.shape[dim + 1 :]), block)
-        stops = np.cumsum(rows)
-        parts = [whole[(slice(None),) * dim + (slice(stop - n, stop),)] for stop, n in zip(stops, rows, strict=True)]
-        all_gather(parts, block, group)
-        block = whole
+        block = gathered_unequal(block, mesh.get_group(axis), dim, None, "all_gather")
     return block
 
 

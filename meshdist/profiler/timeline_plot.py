@@ -31,12 +31,12 @@ _MOST_KINDS = NUM_COLOURS - 1
 # picture, the first in this order takes the colour.
 _CALLS_BY_COLOUR = (
     ("all_reduce", "all_reduce_coalesced", "reduce"),
-    ("isend", "send", "send_object_list", "isend_object_list"),
-    ("irecv", "recv", "recv_object_list", "irecv_object_list"),
+    ("isend", "send", "send_object", "send_object_list", "isend_object_list"),
+    ("irecv", "recv", "recv_object", "recv_object_list", "irecv_object_list"),
     ("broadcast", "broadcast_object_list", "scatter"),
     ("all_gather_into_tensor", "all_gather", "all_gather_object", "gather"),
     ("barrier", "monitored_barrier"),
-    ("reduce_scatter_tensor", "reduce_scatter", "sendrecv", "halo_exchange"),
+    ("reduce_scatter_tensor", "reduce_scatter", "sendrecv", "sendrecv_object", "halo_exchange"),
     ("all_to_all_single", "all_to_all", "shift"),
 )
 

@@ -42,13 +42,11 @@ them only if several threads of a rank make its first call."""
 _OF_SIZES = {
     **dict.fromkeys(
         ("all_gather", "all_gather_into_tensor"),
-        "to gather arrays of different lengths, gather the lengths first, then call dist.all_gather(blocks, x) with a"
-        " block of the right length for each rank",
+        "to gather arrays of different lengths, call meshdist.functional.all_gather(x, axis=0, uneven=True)",
     ),
-    "gather": "to gather arrays of different lengths, gather the lengths first, then call dist.all_to_all_single with"
-    " them as output_split_sizes, where only one rank receives",
-    "scatter": "to scatter arrays of different lengths, call dist.all_to_all_single with them as input_split_sizes,"
-    " where only one rank sends",
+    "gather": "to gather arrays of different lengths, call meshdist.functional.gather(x, dst, axis=0, uneven=True)",
+    "scatter": "to scatter arrays of different lengths, call meshdist.functional.scatter(blocks, src=src) with a list"
+    " of them on the source, and None on the other ranks",
 }
 # Patterns, compiled when an error needs them; in the other modules too.
 _CALL, _SHAPE = r"(\w+)\([^()]*\)", r"\[[\d, ]*\]"

@@ -66,13 +66,6 @@ class ObjectMessage:
         self._objects: list[Any] | None = None
 
     @classmethod
-    def to_send(cls, objects: list[Any]) -> ObjectMessage:
-        """Pickle a list; raise what that raises."""
-        message = cls.of_pickle(pickled_list(objects), len(objects))
-        message.given = objects
-        return message
-
-    @classmethod
     def of_pickle(cls, data: bytes, number: int) -> ObjectMessage:
         """Return the message of a list of so many objects that is pickled already."""
         array = np.frombuffer(data, np.uint8)

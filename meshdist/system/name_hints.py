@@ -21,7 +21,7 @@ _FEW_RANKS = 8
 # The function that methods with a root are, in `collectives.definition`.
 _OF_METHODS = "rooted"
 # The parameters before the peer of a message, and before the first of two.
-_SENT = ("tensor", "object_list", "recv")
+_SENT = ("tensor", "obj", "object_list", "recv")
 
 
 class MissingModules:

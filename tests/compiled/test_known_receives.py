@@ -295,7 +295,7 @@ def test_errors_of_objects_are_those_of_a_first_call(worlds):
     assert "an object of type Unpicklable cannot be pickled: not this one" in unpicklable
     assert "cannot be unpickled here: RuntimeError: not here" in unpickled
     assert "2 objects" in misfit
-    assert "1 element" in misfit
+    assert "1 object;" in misfit
 
 
 class Sending:

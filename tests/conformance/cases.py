@@ -69,7 +69,7 @@ def is_defined(op: ReduceOp, dtype: np.dtype) -> bool:
     if dtype.kind in "biu":
         return op is not ReduceOp.AVG
     if dtype.kind == "c":
-        return op in (ReduceOp.SUM, ReduceOp.AVG)
+        return op in (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.AVG)
     return op not in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 
 
@@ -83,6 +83,9 @@ def _pool(name: str, product: bool) -> np.ndarray:
         return rng.integers(info.min, info.max, _POOL, dtype, endpoint=True)
     if dtype.kind == "b":
         return rng.integers(0, 2, _POOL).astype(bool)
+    if product and dtype.kind == "c":
+        # No part of a product is zero: its sign would depend on the order.
+        return rng.choice([2 + 1j, -1 + 2j, -2 - 1j, 0.5 - 1j], _POOL).astype(dtype)
     if product:
         return rng.choice([-1.0, 1.0, 2.0, 0.5], _POOL).astype(dtype)
     largest = {"float8_e4m3fn": 1, "bfloat16": 8, "float16": 50}.get(name, 1000)

@@ -126,6 +126,9 @@ def test_messages_of_all_kinds():
         objects = ["mine", 1]
         assert dist.recv_object_list(objects, 0) == 0
         assert objects == [None, None]
+        dist.send_object("a", 0)
+        assert dist.recv_object(0) is None
+        assert dist.sendrecv_object("a", 0, 0) is None
         dist.isend_object_list(["a", 2], 0, tag=4).wait()
         work = dist.irecv_object_list(0, tag=4)
         assert (work.result(), work.source_rank()) == ([None], 0)

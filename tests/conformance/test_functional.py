@@ -120,11 +120,6 @@ WRONG = {
     ),
     "0-d": (lambda: functional.reduce_scatter_tensor(np.array(1)), ValueError, "dim 0 of x must be a multiple"),
     "uneven exchange": (lambda: functional.all_to_all_single(np.zeros((4, 5)), axis=1), ValueError, "5"),
-    "nothing to scatter": (
-        lambda: functional.scatter(X, src=dist.get_rank(), dim=1),
-        ValueError,
-        r"with dim=, pass the array to split as scatter_list.*: scatter\(x, scatter_list, dim=1\)",
-    ),
     "scatter": (
         lambda: functional.scatter(X, X, dist.get_rank(), axis=1),
         ValueError,

@@ -267,7 +267,7 @@ def receive_array(group):
         (
             send_two_objects,
             receive_one_object,
-            " sent 2 objects, but object_list has 1 element; it must have one for each object",
+            " sent 2 objects, but this call receives 1 object; recv_object_list with an empty list receives any number",
         ),
         (
             send_array,

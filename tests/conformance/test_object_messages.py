@@ -461,7 +461,7 @@ def all_send():
         lambda: group.send_object_list([text(8 * 1024 * KIB)], other),
         "deadlock: the ranks wait for each other",
         f"rank {other} waits for rank {1 - other} in send_object_list(1 object to rank {1 - other}, tag=0)",
-        "\n  send with isend_object_list, and wait for it after the receive",
+        "\n  send with isend_object_list, and wait for it after the receive, or call sendrecv_object",
     )
 
 
@@ -485,3 +485,69 @@ def into_an_empty_list():
 
 def test_an_empty_list_receives_any_number_of_objects(world_of_several):
     world_of_several.run(into_an_empty_list)
+
+
+# ---- Single objects
+
+
+def single_objects(num_bytes):
+    """Rank 0 and the last rank send objects as such and in lists of one, and receive them as either, with tags."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for number in range(12):
+        sent, tag = {"number": number, "text": text(num_bytes)}, number % 3
+        if rank == 0 and number % 4 < 2:
+            dist.send_object(sent, size - 1, tag=tag)
+        elif rank == 0:
+            dist.send_object_list([sent], size - 1, tag=tag)
+        elif rank == size - 1 and number % 2:
+            objects = [None]
+            dist.recv_object_list(objects, 0, tag=tag)
+            assert objects == [sent]
+        elif rank == size - 1:
+            assert dist.recv_object(0 if number % 4 else None, tag=tag) == sent
+    work = dist.isend_object_list(["to itself"], rank, tag=9)
+    assert dist.recv_object(rank, tag=9) == "to itself"
+    work.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("num_bytes", [10, 300 * KIB])
+def test_single_objects_are_lists_of_one(world_of_several, num_bytes):
+    world_of_several.run(single_objects, num_bytes)
+
+
+def around_a_ring(num_bytes):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = dist.new_group(list(reversed(range(size))), sort_ranks=False)
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for number in range(4):
+        given = [rank, number, text(num_bytes)]
+        assert dist.sendrecv_object(given, right, left) == [left, number, text(num_bytes)]
+        assert dist.sendrecv_object(given, left, right, tag=rank, recv_tag=right) == [right, number, text(num_bytes)]
+        # In the group the ranks count down.
+        place = group.rank()
+        found = group.sendrecv_object(given, (place + 1) % size, (place - 1) % size, tag=4)
+        assert found == [right, number, text(num_bytes)]
+    assert dist.sendrecv_object("to itself", rank, rank) == "to itself"
+
+
+@pytest.mark.parametrize("num_bytes", [10, 300 * KIB])
+def test_objects_both_ways(world, num_bytes):
+    world.run(around_a_ring, num_bytes)
+
+
+def no_single_objects():
+    group, rank = dist.new_group(timeout=WAIT_S), dist.get_rank()
+    fails(TypeError, lambda: group.send_object(sys._getframe(), 1), "send_object on group", "frame cannot be pickled")
+    fails(TypeError, lambda: group.sendrecv_object(sys._getframe(), 1, 0), "sendrecv_object on group", "frame")
+    fails(ValueError, lambda: group.send_object(1), "send_object on group", "pass dst")
+    fails(TypeError, lambda: group.recv_object(tag=None), "probe(tag=None) first, then recv_object(src=info.source")
+    fails(ValueError, lambda: group.recv_object(tag=-1), "got -1; to receive a message of any tag, call info = probe")
+    if rank == 0:
+        group.send_object_list([1, 2], 1)
+    elif rank == 1:
+        words = "sent 2 objects, but this call receives 1 object; recv_object_list with an empty list receives any"
+        fails(dist.DistBackendError, lambda: group.recv_object(0), "recv_object on group", words)
+
+
+def test_what_is_no_single_object(world_of_several):
+    world_of_several.run(no_single_objects)

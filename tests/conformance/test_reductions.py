@@ -47,6 +47,7 @@ def all_reduce_large():
     for name, shape, layout, number in cases.large(("uint8", "float32", "complex128")):
         for op in (ReduceOp.SUM, ReduceOp.AVG) if name == "float32" else (ReduceOp.SUM,):
             check_all_reduce(name, shape, layout, op, number)
+    check_all_reduce("complex128", (100 * cases.KIB // 16,), "plain", ReduceOp.PRODUCT, 1)
     for op in (ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.BXOR):
         for num_bytes in (100 * cases.KIB, 600 * cases.KIB):
             check_all_reduce("int16", (num_bytes // 2,), "plain", op, num_bytes)

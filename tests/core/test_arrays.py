@@ -111,9 +111,9 @@ def test_the_other_byte_order_is_swapped(name):
 @pytest.mark.parametrize(
     ("dtype", "hint"),
     [
-        ("O", "send objects with send_object_list"),
+        ("O", "send objects with send_object"),
         ("M8[s]", r"pass x.view\('int64'\)"),
-        ("U3", "send objects with send_object_list"),
+        ("U3", "send objects with send_object"),
         ("S3", r"pass x.view\('uint8'\)"),
         ([("a", "f4")], "pass its fields one by one"),
     ],
@@ -128,7 +128,7 @@ def test_strings_of_any_length_do_not_travel():
     dtypes = pytest.importorskip("numpy.dtypes", reason="NumPy is older than 1.25")
     if not hasattr(dtypes, "StringDType"):
         pytest.skip("NumPy is older than 2.0")
-    with pytest.raises(TypeError, match="x has the unsupported dtype StringDType.*send objects with send_object_list"):
+    with pytest.raises(TypeError, match="x has the unsupported dtype StringDType.*send objects with send_object"):
         check_dtype(np.array(["a", "b"], dtypes.StringDType()), "x")
 
 

@@ -77,7 +77,9 @@ def of_different_lengths(name):
 def test_arrays_of_different_lengths_are_told_how_to_gather_them(name):
     for message in dist.run(of_different_lengths, 2, (name,), timeout=20):
         assert message.startswith(f"{name.partition(' ')[0]} on group 'world'")
-        assert message.splitlines()[-1].startswith("  to gather arrays of different lengths, gather the lengths first")
+        of = "gather" if name == "gather" else "all_gather"
+        advice = f"  to gather arrays of different lengths, call meshdist.functional.{of}(x, "
+        assert message.splitlines()[-1].startswith(advice)
 
 
 def test_other_disagreements_have_no_advice():

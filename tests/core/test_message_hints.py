@@ -14,7 +14,7 @@ import meshdist as dist
 from meshdist import functional
 from meshdist.tensor import Shard, distribute_tensor
 
-OBJECTS = "; send objects with send_object_list, broadcast_object_list, all_gather_object and the like"
+OBJECTS = "; send objects with send_object, broadcast_object_list, all_gather_object and the like"
 
 OF_ALL = "init_process_group and new_group take the timeout of all calls"
 OF_SENDRECV = "send, recv, dst, src, group, tag, group_dst, group_src, recv_tag"
@@ -38,13 +38,16 @@ OF_ONE = f"limits one wait; {OF_ALL}"
         (lambda: dist.Waitall, r"'Waitall': write `for work in works: work\.wait\(\)`$"),
         (
             lambda: dist.Scatterv,
-            r": write `scatter\(out, blocks\)`; for blocks of unequal lengths see `all_to_all_single`",
+            r": write `functional\.scatter\(blocks, src=src\)`, with a list of blocks on the source, and None",
         ),
+        (lambda: dist.Gatherv, r": write `functional\.gather\(x, dst, axis=0, uneven=True\)`$"),
         (lambda: dist.Sendrecv_replace, r": write `sendrecv\(x\.copy\(\), x, dst, src\)`$"),
-        (lambda: dist.send_object, r"did you mean 'send_object_list'\?$"),
-        (lambda: dist.recv_object, r"did you mean 'recv_object_list'\?$"),
-        (lambda: dist.isend_object, r"did you mean 'isend_object_list'\?$"),
-        (lambda: dist.irecv_objects, r"did you mean 'irecv_object_list'\?$"),
+        (lambda: dist.isend_object, r": write `isend_object_list\(\[obj\], dst\)`$"),
+        (
+            lambda: dist.irecv_objects,
+            r": write `irecv_object_list\(src\)`; `\[obj\] = work\.result\(\)` is the object$",
+        ),
+        (lambda: dist.send_object(1, "text"), r"got 'text'; did you swap obj and dst\?$"),
         (lambda: dist.irecv_object_list([None]), r"write objects = irecv_object_list\(src\)\.result\(\)$"),
     ],
     ids=[
@@ -55,11 +58,11 @@ OF_ONE = f"limits one wait; {OF_ALL}"
         "no batch",
         "Waitall",
         "Scatterv",
+        "Gatherv",
         "Sendrecv_replace",
-        "send_object",
-        "recv_object",
         "isend_object",
         "irecv_objects",
+        "swapped object",
         "a list to receive into",
     ],
 )
@@ -245,6 +248,29 @@ def test_how_the_axes_of_a_mesh_are_named(call, words):
             lambda: dist.ReduceOp.MINLOC,
             "MINLOC': the location of the maximum or minimum is not supported: gather the values",
         ),
+        (lambda: dist.destroy, "'destroy'; did you mean 'destroy_process_group'?"),
+        (lambda: dist.get_group, "'get_group': `group.WORLD` is the group of all ranks, `mesh.get_group(axis)`"),
+        (
+            lambda: mesh_of_one().shift(np.ones(1), async_op=True),
+            "; an async shift is two messages along the axis: line.isend(x, (i + 1) % n) and line.irecv(y,",
+        ),
+        (
+            lambda: mesh_of_one().gather(np.ones(1)),
+            "got None; meshdist.functional.gather(x, group=..., group_dst=0) returns a new list",
+        ),
+        (
+            lambda: dist.scatter(np.ones(1)),
+            "got None; meshdist.functional.scatter(blocks, group=..., group_src=0) takes the list alone",
+        ),
+        (
+            lambda: functional.broadcast(None, 0),
+            "x must be an array, got NoneType; every rank passes an array or tree with the structure, shapes and dtypes"
+            " of the source's; where only the source knows them, write [x] = broadcast_object_list([x], src)",
+        ),
+        (
+            lambda: dist.all_gather([np.ones(1)], np.ones(1), uneven=True),
+            "'uneven'; meshdist.functional.all_gather takes uneven=",
+        ),
         (lambda: dist.shift, """'shift': it is a method of meshes: write `mesh["x"].shift(x)`"""),
         (
             lambda: dist.Comm_split,
@@ -278,8 +304,8 @@ def test_how_the_axes_of_a_mesh_are_named(call, words):
         ),
         (lambda: functional.reduce_scatter(3), "x must be a list of arrays, one for each rank, got int"),
         (
-            lambda: functional.scatter([1, 2], src=0),
-            "x must be an array, got list; as x, pass an array of the shape and dtype of one block, and the blocks as",
+            lambda: functional.scatter([1, 2], [1, 2], src=0),
+            "x must be an array, got list; pass the list of blocks as x on the source, and None on the other ranks",
         ),
         (
             lambda: dist.all_reduce(np.float64(3)),

@@ -71,6 +71,7 @@ def test_precheck_words_are_combined():
 def test_nccl_versions_and_datatypes():
     assert spelled(22703) == "2.27.3"
     assert reduction_of(np.dtype("complex64"), dist.ReduceOp.SUM) == Reduction(dtype=7, op=0, parts=2)
+    assert reduction_of(np.dtype("complex64"), dist.ReduceOp.PRODUCT) is None, "it is not that of the parts"
     assert reduction_of(np.dtype("int32"), dist.ReduceOp.BXOR) is None
 
 

@@ -9,6 +9,7 @@ from both_sides import Program
 
 NOT_IN_GLOO = "meshdist carries every dtype; torch's Gloo has no 16-bit integers, unsigned ones above 8 bits, or float8"
 _DTYPES = r"u?int16|uint32|uint64"
+_PRODUCT = r"PRODUCT complex\d+ .*"
 _MOVED = rf"({_DTYPES}|float8_e4m3fn|float8_e5m2) .*"
 STACKED = "torch's Gloo has the concatenated form alone; the documentation has both"
 STRIDED = "torch's Gloo takes the memory of a strided array for a plain one, or refuses it; meshdist packs and unpacks"
@@ -16,6 +17,7 @@ RETURNED = "a sync call of meshdist returns its output, so that calls can be cha
 LAST_MADE = "torch knows nobody's group, and answers for whichever was made last; meshdist says that it cannot know"
 OUTSIDE_SEND = "torch refuses `send` alone of all calls from outside a group; meshdist warns, as for the others"
 ONLY_CPU = "gloo carries the arrays of CPUs; torch says so of CUDA tensors as well"
+COMPLEX_PRODUCT = "torch has no products of complex numbers; those of meshdist are NumPy's"
 NOT_RANKS = "torch hands any number back where the group is the world; meshdist says that there is no such rank"
 
 ACCEPTED: dict[str, dict[str, str]] = {
@@ -41,11 +43,12 @@ ACCEPTED: dict[str, dict[str, str]] = {
         "(all_to_all_single|all_to_all_of_plain), (every_second|columns|transposed)": STRIDED,
         "all_gather_into_plain, .*": STACKED,
     },
-    "programs_reductions.all_reduce": {rf"\w+ ({_DTYPES}) .*": NOT_IN_GLOO},
-    "programs_reductions.reduce": {rf"\w+ ({_DTYPES}) .*": NOT_IN_GLOO},
-    "programs_reductions.reduce_scatter": {rf"\w+ ({_DTYPES}) .*": NOT_IN_GLOO},
+    "programs_reductions.all_reduce": {rf"\w+ ({_DTYPES}) .*": NOT_IN_GLOO, _PRODUCT: COMPLEX_PRODUCT},
+    "programs_reductions.reduce": {rf"\w+ ({_DTYPES}) .*": NOT_IN_GLOO, _PRODUCT: COMPLEX_PRODUCT},
+    "programs_reductions.reduce_scatter": {rf"\w+ ({_DTYPES}) .*": NOT_IN_GLOO, _PRODUCT: COMPLEX_PRODUCT},
     "programs_reductions.reduce_scatter_tensor": {
         rf"concatenated \w+ ({_DTYPES}) .*": NOT_IN_GLOO,
+        f"concatenated {_PRODUCT}": COMPLEX_PRODUCT,
         "stacked": STACKED,
     },
     "programs_reductions.special_values": {
@@ -63,7 +66,10 @@ ACCEPTED: dict[str, dict[str, str]] = {
         "then that raises": "meshdist raises what the callback raised; torch a RuntimeError with its words",
     },
     "programs_calls.returns": {"(?!.*barrier).*": RETURNED},
-    "programs_groups.queries": {r"get_(group|global)_rank (-1|\d)": NOT_RANKS},
+    "programs_groups.queries": {
+        r"get_(group|global)_rank (-1|\d)": NOT_RANKS,
+        "supports_complex PRODUCT": COMPLEX_PRODUCT,
+    },
     "programs_groups.parts": {
         ".*, outside: send": OUTSIDE_SEND,
         ".*, outside: (ranks|get_group_rank|get_global_rank)": LAST_MADE,

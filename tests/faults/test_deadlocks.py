@@ -156,12 +156,12 @@ def test_a_set_of_ranks_is_described_by_all_in_the_same_words():
         (
             "send_object_list(2 objects to rank 1, tag=0)",
             "isend_object_list(1 object to rank 0, tag=0)",
-            "send with isend_object_list, and wait for it after the receive",
+            "send with isend_object_list, and wait for it after the receive, or call sendrecv_object",
         ),
         (
             "recv_object_list(2 objects from rank 1, tag=0)",
             "irecv_object_list(objects from rank 0, tag=0)",
-            "let one of them send before it receives",
+            "let one of them send before it receives, or call sendrecv_object, which does both at once",
         ),
         (
             "send_object_list(1 object to rank 1, tag=0)",

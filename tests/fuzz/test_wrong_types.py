@@ -60,6 +60,7 @@ def right_arguments(rank):
         "isend": {"tensor": x(), "dst": 1 - rank},
         "send_object_list": {"object_list": [1], "dst": 1 - rank},
         "isend_object_list": {"object_list": [1], "dst": 1 - rank},
+        "send_object": {"obj": 1, "dst": 1 - rank},
     }
 
 

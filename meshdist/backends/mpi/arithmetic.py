@@ -73,6 +73,8 @@ class Arithmetic:
         """Return whether MPI's operation gives the same result as NumPy's, for a dtype that MPI knows."""
         if dtype.kind == "f":
             return op not in (ReduceOp.MIN, ReduceOp.MAX)
+        if dtype.kind == "c":
+            return op is not ReduceOp.PRODUCT  # libraries treat infinities differently, and round differently
         if dtype.kind not in "iu" or op not in (ReduceOp.SUM, ReduceOp.PRODUCT):
             return True
         # MPI does not define overflow: try it.

@@ -62,7 +62,8 @@ class Reduction:
 def reduction_of(dtype: np.dtype[Any], op: ReduceOp) -> Reduction | None:
     """Return how NCCL reduces arrays of `dtype` by `op`; None if it cannot.
 
-    In that case, such as for bitwise operations, every rank gathers all arrays and reduces them itself.
+    In that case, such as for bitwise operations and products of complex numbers, every rank gathers all arrays and
+    reduces them itself.
     """
     name = dtype.name
     if name == "bool":
@@ -70,6 +71,9 @@ def reduction_of(dtype: np.dtype[Any], op: ReduceOp) -> Reduction | None:
     if op not in _OPS:
         return None
     if name in _PARTS:
+        # A product of complex numbers is not that of their parts.
+        if op is ReduceOp.PRODUCT:
+            return None
         return Reduction(_PARTS[name], _OPS[op], parts=2)
     if name in _WIDER:
         wide = np.dtype(_WIDER[name])

@@ -73,8 +73,9 @@ class RecvRequest(Incoming):
         """Return what came, and the rest of the sentence: it is something else than the array is for."""
         size, sent = counted(num_bytes, "byte"), number_of_objects(dtype)
         if sent is not None and self._dtype_name.startswith(OBJECTS):
-            length = counted(number_of_objects(self._dtype_name) or 0, "element")
-            return counted(sent, "object"), f", but object_list has {length}; it must have one for each object"
+            length = counted(number_of_objects(self._dtype_name) or 0, "object")
+            any_number = "recv_object_list with an empty list receives any number"
+            return counted(sent, "object"), f", but this call receives {length}; {any_number}"
         if sent is not None:
             return f"a list of {counted(sent, 'object')}", ", not an array; receive it with recv_object_list"
         if self._dtype_name.startswith(OBJECTS):
