@@ -10,7 +10,7 @@ from typing import NamedTuple
 from meshdist.debug.blocked_rank import advice_on_sends
 from meshdist.debug.dump import MOST_OLD_S
 from meshdist.debug.states import CallSeen, RankSnapshot
-from meshdist.debug.wait_graph import Waits, begins_a_call, first_difference, who_waits
+from meshdist.debug.wait_graph import Waits, awaited, begins_a_call, first_difference
 from meshdist.runtime.rank_text import ranks_text
 from meshdist.system.plurals import counted
 
@@ -41,7 +41,7 @@ def hang_report(
     parts: dict[_Doing, list[RankSnapshot]] = {}
     for _, state in sorted(waits.states.items()):
         if state.rank not in waits.gone or state.outlasts:
-            parts.setdefault(_doing(waits, state, are_files=are_files), []).append(state)
+            parts.setdefault(_doing(state, _awaited_by(waits, state), are_files=are_files), []).append(state)
     alike = sorted(parts.items(), key=lambda part: part[1][0].rank)
     shown = {state.rank for _, states in alike[:_MOST_LINES] for state in states}
     lines = causes(waits, shown, are_files=are_files, tells_differences=tells_differences)
@@ -179,10 +179,24 @@ def _differing(waits: Waits, mine: int, theirs: int, *, known: Sequence[CallSeen
     return f"; {begin}, rank {mine} calls {difference.mine.words} and rank {theirs} calls {difference.theirs.words}"
 
 
-def in_words(state: RankSnapshot, subject: str = "it") -> list[str]:
-    """Describe one rank, as lines: its call or place, and its stack. Without a `subject`, its verb is left out too."""
-    doing = _doing(who_waits({state.rank: state}), state)._replace(ended="", is_over=False)
+def in_words(state: RankSnapshot, subject: str = "it", missing: str = "") -> list[str]:
+    """Describe one rank, as lines: its call or place, and its stack. Without a `subject`, its verb is left out too.
+
+    `missing` names the ranks that a collective waits for, if that is its only call in progress. By default, these are
+    all ranks of the group, as the state of one rank does not tell which of them have made the call.
+    """
+    alone, calls = {state.rank: state}, state.open_calls
+    ranks = sorted({rank for call in calls for rank in awaited(call, state, alone, {})})
+    is_told = missing and len(calls) == 1 and not calls[0].is_message
+    whom = missing if is_told else ranks_text(ranks) if ranks else ""
+    doing = _doing(state, whom)._replace(ended="", is_over=False)
     return [_sentence(subject, doing, _age([state]), is_one=True), *state.stack]
+
+
+def _awaited_by(waits: Waits, state: RankSnapshot) -> str:
+    """Return the ranks that a rank waits for, in words; empty if it waits for none."""
+    ranks = sorted(waits.graph.successors(state.rank)) if state.rank in waits.graph else []
+    return ranks_text(ranks) if ranks else ""
 
 
 class Activity(NamedTuple):
@@ -200,8 +214,8 @@ def activity(waits: Waits, state: RankSnapshot, now_s: float) -> Activity:
     if call is None:
         place = f"running, at {_short(state.place).removesuffix(' in <module>')}" if state.place else "running"
         return Activity(place, seconds, state.calls[-1] if state.calls else None)
-    awaited = sorted(waits.graph.successors(state.rank)) if state.rank in waits.graph else []
-    return Activity(f"waiting for {ranks_text(awaited)}" if awaited else "in a call", seconds, call)
+    whom = _awaited_by(waits, state)
+    return Activity(f"waiting for {whom}" if whom else "in a call", seconds, call)
 
 
 class _Doing(NamedTuple):
@@ -217,12 +231,11 @@ class _Doing(NamedTuple):
     awaited: str = ""  # the calls of which it waits for any, if `call` is a wait_any
 
 
-def _doing(waits: Waits, state: RankSnapshot, *, are_files: bool = False) -> _Doing:
+def _doing(state: RankSnapshot, awaited_ranks: str, *, are_files: bool = False) -> _Doing:
     is_over = are_files or state.is_last
     call = _waiting(state)
     if call is not None:
-        awaited = sorted(waits.graph.successors(state.rank)) if state.rank in waits.graph else []
-        whom = f", waiting for {ranks_text(sorted(awaited))}" if awaited else ""
+        whom = f", waiting for {awaited_ranks}" if awaited_ranks else ""
         how = "" if call.state != "failed" else " (timed out)" if call.has_timed_out else " (failed)"
         ended = _how_it_ended(state, call) if is_over and (state.is_last or how) else ""
         if len(_awaited(state)) > 1:

@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
@@ -20,6 +21,7 @@ from meshdist.debug.dump import GAVE_UP, MOST_OLD_S, RECORDS_SENT, TIMED_OUT, ra
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.runtime.flight_recorder import facts_in
 from meshdist.runtime.waiting import grace_s
+from meshdist.store.exchange import brief
 from meshdist.system.deadline import Deadline
 from meshdist.system.platform import start_thread
 
@@ -43,6 +45,8 @@ _SLOW_S = 1.0
 _LONGEST_BUDGET_S = 1.0
 # For the first finding: on a busy machine, the imports alone may take seconds.
 _FIRST_BUDGET_S = 5.0
+# How long a rank that a signal ends asks the store for the missing ranks.
+_LAST_LOOK_S = 0.1
 
 
 class Finding(NamedTuple):
@@ -112,6 +116,7 @@ class LongWait:
         self._missing = missing
         self._watchdog = watchdog
         self.blocked: BlockedWait | None = None  # what the detector of deadlocks keeps of it
+        self.waitable: Waitable | None = None  # what it is for, until its end
 
     @property
     def lasts_s(self) -> float:
@@ -143,6 +148,7 @@ class LongWait:
 
     def end(self) -> None:
         """Stop watching."""
+        self.waitable = None  # release the arrays of the call
         if self.blocked is not None:
             self.blocked.end()
         if self.is_long:
@@ -161,6 +167,8 @@ class HangWatchdog:
         self._world = world
         self._lock = threading.Lock()
         self._watches: list[LongWait] = []
+        self._latest: LongWait | None = None  # the last wait that was looked at
+        self._interrupted = ""  # the ranks that a wait lacked that Ctrl-C has ended
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._asked = threading.Event()
@@ -187,6 +195,8 @@ class HangWatchdog:
             watch = LongWait(
                 self, error_prefix, deadline, waitable.missing() if self._log.isEnabledFor(logging.INFO) else ""
             )
+        if watch is not None:
+            watch.waitable, self._latest = waitable, watch
         if watch is not None and not watch.is_long and lasts_s >= grace:
             watch.instead = waitable.instead()
             self._begin(watch)
@@ -202,6 +212,15 @@ class HangWatchdog:
     def leave(self) -> None:
         if "detector" in vars(self):
             self.detector.leave()
+
+    def interrupt(self, waitable: Waitable) -> None:
+        self._interrupted = _missing(waitable)
+
+    def take_missing(self) -> str:
+        """Return the ranks that are missing in the wait that a signal ends; empty if that is unknown."""
+        missing, self._interrupted = self._interrupted, ""
+        waitable = None if self._latest is None else self._latest.waitable
+        return missing or ("" if waitable is None else _missing(waitable))
 
     def log_slow(self, watch: LongWait, missing: str) -> None:
         self._log.info(
@@ -380,6 +399,12 @@ class HangWatchdog:
             if not record.completed:
                 return {"group": facts_in(record).label, "sequence": record.sequence}
         return {}
+
+
+def _missing(waitable: Waitable) -> str:
+    with suppress(DistError), brief(_LAST_LOOK_S):  # the store may have gone with its rank
+        return waitable.missing()
+    return ""
 
 
 def watchdog_of(world: World) -> HangWatchdog:

@@ -12,6 +12,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 
 from meshdist.errors import DistError
@@ -94,6 +95,11 @@ class SharedReport:
                 )
 
 
+def has_shown_error(store: Store) -> bool:
+    """Return whether a rank of the world has shown an error, or is about to."""
+    return store.check([_FIRST])
+
+
 def _what(error: BaseException) -> str:
     """Return the error in a line that is equal on all ranks that have it."""
     message = error.what if isinstance(error, DistError) else str(error)
@@ -114,4 +120,5 @@ def _in_time(call: Callable[[], None]) -> None:
         start_thread(thread)
     except DistError:
         return
-    thread.join(_ANSWER_S)
+    with suppress(KeyboardInterrupt):  # the rank ends in any case
+        thread.join(_ANSWER_S)
