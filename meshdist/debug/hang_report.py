@@ -113,12 +113,16 @@ def _advice(waits: Waits) -> str:
 
 
 def _describe_absences(waits: Waits, *, are_files: bool, tells_differences: bool) -> list[str]:
-    """Return a sentence for each call with missing ranks; a rank is in that with the most ranks waiting for it."""
+    """Return a sentence for each call with missing ranks; a rank is in the first one that others wait for it in.
+
+    A call that lacks a waiting rank as well comes after the one in which that rank waits. Among calls that lack only
+    ranks that wait for nobody, the one with the most waiting ranks counts.
+    """
     missing: dict[str, list[int]] = {}
     for rank in waits.absent:
-        calls = Counter(
-            _left_out(call, waiting) for waiting, _, call in sorted(waits.graph.in_edges(rank, data="call"), key=_first)
-        )
+        edges = sorted(waits.graph.in_edges(rank, data="call"), key=_first)
+        first = [edge for edge in edges if _lacks_only_absent(waits, edge[0], edge[2])] or edges
+        calls = Counter(_left_out(call, waiting) for waiting, _, call in first)
         missing.setdefault(calls.most_common(1)[0][0], []).append(rank)
     sentences = [
         _not_done(
@@ -133,6 +137,11 @@ def _describe_absences(waits: Waits, *, are_files: bool, tells_differences: bool
     if len(sentences) > _MOST_LINES:
         sentences[_MOST_LINES:] = [f"and so on, {ranks_text(sorted(waits.absent))} in all"]
     return sentences
+
+
+def _lacks_only_absent(waits: Waits, waiting: int, call: CallSeen) -> bool:
+    """Return whether all ranks that a rank waits for in `call` wait for nobody."""
+    return all(rank in waits.absent for _, rank, other in waits.graph.out_edges([waiting], "call") if other == call)
 
 
 def _not_done(waits: Waits, ranks: Sequence[int], deed: str, *, is_known: bool) -> str:
@@ -309,9 +318,9 @@ def _awaited_words(state: RankSnapshot) -> str:
     return f": {'; '.join(call.words for call in some[:_MOST_AWAITED])}{more}"
 
 
-def waited_s(state: RankSnapshot) -> float:
-    """Return how long a rank has been in the call in which it waits; 0 if it is in none."""
-    return 0.0 if _waiting(state) is None else max(0.0, state.time_s - _since_s(state))
+def waited_s(state: RankSnapshot, now_s: float | None = None) -> float:
+    """Return how long a rank has been in the call in which it waits, until `now_s`; 0 if it is in none."""
+    return 0.0 if _waiting(state) is None else max(0.0, until_s(state, now_s) - _since_s(state))
 
 
 def _short(line: str) -> str:
@@ -328,13 +337,16 @@ def _since_s(state: RankSnapshot) -> float:
     return max(done, default=state.time_s if state.began_s is None else state.began_s)
 
 
+def until_s(state: RankSnapshot, now_s: float | None) -> float:
+    """Return until when a rank has done what it does, by its own clock: until `now_s`, or the time of its state."""
+    if now_s is None or state.is_last:
+        return state.time_s
+    return state.time_s + min(max(0.0, now_s - state.time_s), MOST_OLD_S)
+
+
 def _age(states: Sequence[RankSnapshot], now_s: float | None = None) -> str:
     """Return how long ranks have done what they do, until `now_s`, or until the time of their states."""
-    ends_s = (
-        state.time_s + (0.0 if now_s is None or state.is_last else min(max(0.0, now_s - state.time_s), MOST_OLD_S))
-        for state in states
-    )
-    ages_s = [end_s - _since_s(state) for end_s, state in zip(ends_s, states, strict=True)]
+    ages_s = [until_s(state, now_s) - _since_s(state) for state in states]
     least, most = max(0.0, min(ages_s)), max(0.0, max(ages_s))
     if most - least < 0.1 * most + 0.1:
         return f"for {most:.1f} s"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from meshdist.debug.hang_report import hang_report
+from meshdist.debug.hang_report import hang_report, until_s
 from meshdist.debug.states import CallSeen, RankSnapshot, read_states
 from meshdist.debug.wait_graph import Waits, first_difference, who_waits
 from meshdist.runtime.departure import PeerExit
@@ -39,10 +39,13 @@ def read_dumps(directory: Path) -> dict[int, RankSnapshot]:
     return read_states(paths)
 
 
-def report_on(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None = None) -> str:
+def report_on(
+    states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None = None, now_s: float | None = None
+) -> str:
     """Return a report on what went wrong, from the states of some ranks and what became of others.
 
-    None for `gone` if the states are those of files, and nothing is known of the other ranks.
+    None for `gone` if the states are those of files, and nothing is known of the other ranks. The durations are those
+    at `now_s`, as in `hang_report`.
     """
     if not states:
         return "No rank answered, and there are no records.\n" + "".join(
@@ -60,12 +63,13 @@ def report_on(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None
     waits, faults = who_waits(states, gone), _faults(states)
     nothing_failed = "" if faults else "; no call in them failed"
     disagreement = _first_disagreement(states, waits)
-    who_is_waiting = hang_report(waits, size, are_files=are_files, tells_differences=not (faults and disagreement))
+    tells_differences = not (faults and disagreement)
+    who_is_waiting = hang_report(waits, size, now_s=now_s, are_files=are_files, tells_differences=tells_differences)
     parts = [
         ["First call in which the ranks disagree", *disagreement],
         ["What went wrong", *faults],
         ["Who is waiting for whom", *who_is_waiting],
-        ["Stragglers", *_latecomers(states, waits, are_files=are_files)],
+        ["Stragglers", *_latecomers(states, waits, now_s, are_files=are_files)],
     ]
     if not faults:  # the answer to why a job does not go on comes first
         parts[0], parts[2] = parts[2], parts[0]
@@ -209,15 +213,16 @@ def _order_of_groups(waits: Waits) -> list[str]:
     return []
 
 
-def _latecomers(states: Mapping[int, RankSnapshot], waits: Waits, *, are_files: bool) -> list[str]:
+def _latecomers(
+    states: Mapping[int, RankSnapshot], waits: Waits, now_s: float | None, *, are_files: bool
+) -> list[str]:
     missing = []
     for rank in waits.absent[:_MOST_SHOWN]:
         # Since the first rank has waited for it.
         edges = [(other, call) for other, _, call in waits.graph.in_edges(rank, data="call") if other in states]
         has_ended = rank in waits.gone or (rank in states and states[rank].raised)
         if edges and not has_ended:
-            first, call = max(edges, key=lambda edge: states[edge[0]].time_s - edge[1].created_s)
-            late_s = states[first].time_s - call.created_s
+            late_s = max(until_s(states[other], now_s) - call.created_s for other, call in edges)
             waiting = ranks_text(sorted(other for other, _ in edges))
             if late_s < _LATE_S:
                 continue
