@@ -12,7 +12,7 @@ from meshdist.debug.hang_report import hang_report, until_s
 from meshdist.debug.states import CallSeen, RankSnapshot, read_states
 from meshdist.debug.wait_graph import Waits, first_difference, who_waits
 from meshdist.runtime.departure import PeerExit
-from meshdist.runtime.rank_text import ranks_text, without_own_rank
+from meshdist.runtime.rank_text import ranks_text, same_but_for_rank
 
 _FILE = re.compile(r"rank_\d+\.json")
 _MOST_SHOWN = 5
@@ -154,14 +154,14 @@ def _faults_of(state: RankSnapshot) -> list[_Fault]:
 
 
 def _faults(states: Mapping[int, RankSnapshot]) -> list[str]:
-    found: dict[str, list[_Fault]] = {}
+    found: list[list[_Fault]] = []
     for state in states.values():
         for fault in _faults_of(state):
-            what = without_own_rank(fault.error).partition("\n")[0]  # further lines are those on who waits for whom
-            found.setdefault(what, []).append(fault)
+            same = next((faults for faults in found if _is_same(fault, faults[0])), None)
+            found.append([fault]) if same is None else same.append(fault)
     if not found:
         return []
-    ordered = sorted((sorted(faults, key=_time) for faults in found.values()), key=lambda same: _time(same[0]))
+    ordered = sorted((sorted(faults, key=_time) for faults in found), key=lambda same: _time(same[0]))
     start_s = _time(ordered[0][0])
     lines = []
     for (failed_s, state, site, error), *others in ordered[:_MOST_SHOWN]:
@@ -173,6 +173,11 @@ def _faults(states: Mapping[int, RankSnapshot]) -> list[str]:
     if len(ordered) > _MOST_SHOWN:
         lines.append(f"and {len(ordered) - _MOST_SHOWN} more")
     return lines
+
+
+def _is_same(one: _Fault, other: _Fault) -> bool:
+    mine, theirs = (fault.error.partition("\n")[0] for fault in (one, other))  # further lines: who waits for whom
+    return same_but_for_rank(mine, one.state.rank, theirs, other.state.rank)
 
 
 def _time(fault: _Fault) -> float:

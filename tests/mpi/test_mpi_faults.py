@@ -186,3 +186,9 @@ def test_ctrl_c_on_a_job_that_hangs_names_the_absent_rank_alone(tmp_path, librar
     found = re.findall(r"^meshdist rank [02]: .* in all_reduce\(.*\), call 2 on 'world', .*, waiting for (.*)$", said, re.M)
     assert found, said  # a rank may be killed before it has said all
     assert all(re.fullmatch(r"rank 1( \(pid \d+ on \S+\))?", one) for one in found), said
+
+
+def test_the_traceback_of_a_wrong_call_ends_at_the_line_of_the_script(run):
+    done, _ = run("dist.recv(np.ones(3), 7)")
+    assert "src must be a rank in the group" in done.stderr
+    assert set(re.findall(r'File "([^"]*)"', done.stderr)) == {path for path in done.args if path.endswith("script.py")}
