@@ -50,7 +50,8 @@ class WorldInstrumentation:
 
         if not launcher_reports():
             words, *_ = in_words(own_state(world), missing=watchdog_of(world).take_missing())
-            print(f"meshdist rank {world.rank}: interrupted; {words}", file=sys.stderr, flush=True)
+            # In one piece, as launchers may mix what ranks write.
+            print(f"meshdist rank {world.rank}: interrupted; {words}\n", file=sys.stderr, end="", flush=True)
 
 
 def launcher_reports() -> bool:

@@ -183,9 +183,9 @@ def test_ctrl_c_on_a_job_that_hangs_names_the_absent_rank_alone(tmp_path, librar
         mpirun.kill()
         mpirun.wait()
     assert mpirun.returncode != 0
-    found = re.findall(r"^meshdist rank [02]: .* in all_reduce\(.*\), call 2 on 'world', .*, waiting for (.*)$", said, re.M)
-    assert found, said  # a rank may be killed before it has said all
-    assert all(re.fullmatch(r"rank 1( \(pid \d+ on \S+\))?", one) for one in found), said
+    # Open MPI may kill a rank before it has said all.
+    assert re.search(r"meshdist rank [02]: .* in all_reduce\(.*\), call 2 on 'world', .*, waiting for rank 1\b", said), said
+    assert "waiting for ranks" not in said
 
 
 def test_the_traceback_of_a_wrong_call_ends_at_the_line_of_the_script(run):
