@@ -385,7 +385,12 @@ class HangWatchdog:
         if leads:
             self.exchange.report(self._found)
         # All ranks may have come at this moment.
-        if warned is not None and warned in self._watches and self._has_cause and (leads or not is_first or not reported):
+        if (
+            warned is not None
+            and warned in self._watches
+            and self._has_cause
+            and (leads or not is_first or not reported)
+        ):
             self._warn(warned)
 
     def _warn(self, watch: LongWait) -> None:

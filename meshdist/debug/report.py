@@ -218,9 +218,7 @@ def _order_of_groups(waits: Waits) -> list[str]:
     return []
 
 
-def _latecomers(
-    states: Mapping[int, RankSnapshot], waits: Waits, now_s: float | None, *, are_files: bool
-) -> list[str]:
+def _latecomers(states: Mapping[int, RankSnapshot], waits: Waits, now_s: float | None, *, are_files: bool) -> list[str]:
     missing = []
     for rank in waits.absent[:_MOST_SHOWN]:
         # Since the first rank has waited for it.

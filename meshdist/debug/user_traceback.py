@@ -37,8 +37,9 @@ DELIBERATE = (DistError, *_OF_PYTHON)
 def ending_at_the_call(function: Callable[P, R]) -> Callable[P, R]:
     """Have the traceback of an error that `function` raises on purpose end where it was called; a decorator.
 
-    So does that of Ctrl-C. That of an error in the user's code goes on there. For the functions that start ranks or a world, which may fail where no launcher shortens the
-    traceback. A TypeError says which argument was meant, as with `explaining`.
+    So does that of Ctrl-C. That of an error in the user's code goes on there. For the functions that start ranks or a
+    world, which may fail where no launcher shortens the traceback. A TypeError says which argument was meant, as with
+    `explaining`.
     """
 
     @wraps(function)

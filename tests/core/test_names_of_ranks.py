@@ -5,7 +5,15 @@ import pytest
 from meshdist.groups.membership import GroupNames, Membership, listed
 from meshdist.groups.non_member import NonMember
 from meshdist.lifecycle import is_of_parent
-from meshdist.runtime.rank_text import call_process, call_rank, call_ranks, numbers_differ, ranks_text, same_but_for_rank, without_own_rank
+from meshdist.runtime.rank_text import (
+    call_process,
+    call_rank,
+    call_ranks,
+    numbers_differ,
+    ranks_text,
+    same_but_for_rank,
+    without_own_rank,
+)
 
 
 @pytest.mark.parametrize(

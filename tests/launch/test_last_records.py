@@ -174,7 +174,12 @@ def test_the_report_of_a_hang_replaces_no_handler_and_keeps_the_exit_status(tmp_
     (tmp_path / "script.py").write_text(OF_A_LAUNCHER)
     place = {"SLURM_STEP_NODELIST": "node1", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
     done = subprocess.run(
-        [sys.executable, "script.py", how], cwd=tmp_path, env=environment(**place), timeout=60, capture_output=True, text=True
+        [sys.executable, "script.py", how],
+        cwd=tmp_path,
+        env=environment(**place),
+        timeout=60,
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stdout) == (status, said), done.stderr
     assert "terminated" not in done.stderr  # it was in no hang

@@ -184,7 +184,9 @@ def test_ctrl_c_on_a_job_that_hangs_names_the_absent_rank_alone(tmp_path, librar
         mpirun.wait()
     assert mpirun.returncode != 0
     # Open MPI may kill a rank before it has said all.
-    assert re.search(r"meshdist rank [02]: .* in all_reduce\(.*\), call 2 on 'world', .*, waiting for rank 1\b", said), said
+    assert re.search(
+        r"meshdist rank [02]: .* in all_reduce\(.*\), call 2 on 'world', .*, waiting for rank 1\b", said
+    ), said
     assert "waiting for ranks" not in said
 
 

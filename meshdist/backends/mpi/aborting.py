@@ -143,10 +143,8 @@ def abort_on_early_exceptions() -> None:
         sys.excepthook = Aborting(sys.excepthook)
 
 
-def report_once(
-    report: SharedReport, frames: Callable[[BaseException], TracebackType | None]
-) -> Callable[[], None]:
-    """Have uncaught exceptions shown by one of the ranks that have them, with `frames`; return a function to undo it."""
+def report_once(report: SharedReport, frames: Callable[[BaseException], TracebackType | None]) -> Callable[[], None]:
+    """Have uncaught exceptions shown with `frames`, by one of the ranks that have them; return what undoes that."""
     hooks = [hook for hook in (sys.excepthook, threading.excepthook) if isinstance(hook, Aborting)]
     for hook in hooks:
         hook.report, hook.frames = report, frames
