@@ -26,7 +26,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from meshdist.backends.mpi.shared_report import has_shown_error
-from meshdist.cluster.launchers import find_launcher
+from meshdist.cluster.launchers import Launcher, find_launcher
 from meshdist.debug.dump import BY_SIGNAL, RECORDS_SENT, dump_terminated, rank_state, write_state
 from meshdist.debug.instrumentation import launcher_reports, own_state
 from meshdist.debug.stack_without_gil import StackFile
@@ -46,6 +46,7 @@ _LAST_S = 1.0
 _WRITING_S = 2.0
 # How long a call has to last to be reported then, and how long the rank asks the store whether others wait for it.
 _LONG_S, _ASKING_S = 0.5, 0.1
+_STDERR = 2
 
 
 class SignalWatch:
@@ -58,6 +59,7 @@ class SignalWatch:
         self._handlers: dict[int, tuple[Any, Any]] = {}
         self._threads: dict[int, threading.Thread] = {}
         self._stack_file: StackFile | None = None
+        self._launcher: Launcher | None = None  # if this rank reports when it gets SIGTERM
         if threading.current_thread() is not threading.main_thread():
             return  # only the main thread may set handlers
         if sys.platform == "win32":
@@ -176,7 +178,7 @@ def show_terminated(world: World, *, to_launcher: bool) -> None:
         words, *_ = in_words(state, missing=watchdog_of(world).take_missing())
         line = f"meshdist rank {world.rank}: terminated; {words}\n".encode()
         file = _launchers_stderr() if to_launcher else None
-        os.write(sys.__stderr__.fileno() if file is None else file, line)
+        os.write(_STDERR if file is None else file, line)
     if world.rank == 0:  # others may still ask its store
         threading.Event().wait(_ASKING_S)
 

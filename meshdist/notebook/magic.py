@@ -263,9 +263,9 @@ def _summaries(failed: dict[int, Answer], first: int | None, others: list[int]) 
         group = next(alike, None)
         groups.append([rank]) if group is None else group.append(rank)
     lines = []
-    for shown, *alike in groups:
+    for shown, *rest in groups:
         lines += [] if shown == first else [f"[{shown}] {failed[shown].summary}"]
-        lines += [f"{ranks_text(alike)}: the same"] if alike else []
+        lines += [f"{ranks_text(rest)}: the same"] if rest else []
     return lines
 
 
