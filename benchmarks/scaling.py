@@ -62,6 +62,8 @@ def draw(path: Path, found: Mapping[int, Mapping[int, float]], num_cores: int) -
             # Above a peak and the upper line, below others: there no line runs through it.
             is_peak = following is not None and speeds[following] < speeds[number]
             is_upper = place[1] == max(other[number] / other[min(other)] for other in found.values())
+            if (is_peak or is_upper) and 0 <= num_cores - place[1] < 0.15 * num_cores:
+                place = number, num_cores  # above the line of the cores, not on it
             where = {"xytext": (0, 6), "va": "bottom"} if is_peak or is_upper else {"xytext": (0, -6), "va": "top"}
             paper = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
             axes.annotate(text, place, textcoords="offset points", ha="center", fontsize=7, bbox=paper, **where)

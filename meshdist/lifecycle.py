@@ -16,7 +16,7 @@ from meshdist.backends.p2p.eager_messages import eager_bytes
 from meshdist.backends.registry import entry_of
 from meshdist.core import check_choice
 from meshdist.debug.debug_level import begin_debugging, get_debug_level
-from meshdist.debug.user_traceback import ending_at_the_call
+from meshdist.debug.user_traceback import ending_at_the_call, user_frames
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistTimeoutError
 from meshdist.groups.api import connect_to_device
 from meshdist.groups.non_member import NonMember
@@ -183,7 +183,7 @@ def _meet(
             from meshdist.backends.mpi.aborting import report_once
             from meshdist.backends.mpi.shared_report import SharedReport
 
-            world.endings.append(report_once(SharedReport(world.store, world.rank)))
+            world.endings.append(report_once(SharedReport(world.store, world.rank), user_frames))
         return world
 
 

@@ -48,6 +48,7 @@ class Choice(NamedTuple):
         ways: The ways by name; the first one is the default.
         chosen: The number of the chosen way; None while they are tried.
         seconds: The shortest time measured of each way, on the slowest rank; empty if the choice was remembered.
+        worthwhile: Another way than the default is chosen if the default takes more than so many times as long.
     """
 
     kind: str
@@ -55,6 +56,7 @@ class Choice(NamedTuple):
     ways: tuple[str, ...]
     chosen: int | None
     seconds: Mapping[str, float]
+    worthwhile: float = 1.0
 
 
 class Plan(ABC):

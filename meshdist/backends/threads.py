@@ -193,6 +193,13 @@ class _Recv(_InRoom, RecvRequest):
         """Do nothing: the sender delivers the message."""
 
     def check(self) -> None:
+        try:
+            self._check_sources()
+        except DistBackendError as error:
+            self.add_instead(error)
+            raise
+
+    def _check_sources(self) -> None:
         sources = self._others() if self.wanted is None else [self.wanted]
         # With any source, a rank that ended in order is no error while others may still send.
         gone = {rank: departure for rank in sources if (departure := self.departure(rank)) is not None}

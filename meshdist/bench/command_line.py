@@ -190,7 +190,8 @@ def _tune_all(options: Namespace, setting: Setting) -> int:
         print("\nNothing was measured: each of these calls has only one algorithm here.")
     elif prints:
         said = "Times are means of two calls on the slowest rank, the shortest of up to three."
-        print(f"\n{fold(f'{said} The choices are remembered for later jobs.', width, hanging=0)}")
+        said += " The choices are remembered for later jobs. docs/performance.md#algorithms explains the algorithms."
+        print(f"\n{fold(said, width, hanging=0)}")
         if options.plot is not None:
             draw_choices(options.plot, found, f"{counted(setting.num_ranks, 'rank')}, {setting.dtype}")
             print(f"wrote {options.plot}")

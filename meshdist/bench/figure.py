@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,7 @@ _LABEL_PT, _TICK_PT = 9, 8
 
 # Labels of more sizes, evenly spaced, would touch each other in a panel.
 _MOST_LABELS = 24
+_LEAST_STEP = 0.75
 # The ticks of a decade, by how far apart the values are at most; those of a larger span have the powers of ten alone.
 _SUBS = ((10.0, (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)), (1000.0, (1.0, 2.0, 5.0)))
 
@@ -100,7 +102,10 @@ def _label_sizes(axes: Any, sizes: Sequence[int]) -> None:
     from matplotlib.ticker import NullFormatter
 
     axes.set_xscale("log", base=2)
-    gap = math.log2(sizes[-1] / sizes[0]) / _MOST_LABELS
+    steps = sorted(math.log2(larger / size) for size, larger in pairwise(sizes))
+    # The last size may be nearer to the one before than the others are to each other.
+    usual = steps[len(steps) // 2] if steps else 0.0
+    gap = max(math.log2(sizes[-1] / sizes[0]) / _MOST_LABELS, _LEAST_STEP * usual)
     labelled = [sizes[-1]]
     for size in reversed(sizes[:-1]):
         if math.log2(labelled[-1] / size) >= gap:

@@ -14,6 +14,7 @@ from typing import Any
 
 from meshdist.backends.base import Choice
 from meshdist.bench.measuring import Row
+from meshdist.system.digits import three_digits
 from meshdist.system.terminal import fold
 from meshdist.system.versions import versions
 
@@ -77,7 +78,7 @@ def head(title: str, width: int = 0) -> str:
 
 def line(row: Row, width: int = 0) -> str:
     """Return a row of the table; `width` as for its head."""
-    times = [show_digits(time) for time in (row.median_us, row.min_us, row.p90_us)]
+    times = [three_digits(time) for time in (row.median_us, row.min_us, row.p90_us)]
     speeds = [f"{speed:.2f}" if row.num_bytes else "" for speed in (row.algorithm_gbps, row.bus_gbps)]
     size, count = (show_size(row.num_bytes), str(row.elements)) if row.num_bytes else ("", "")
     wrong = "-" if row.wrong is None else str(row.wrong)
@@ -92,7 +93,9 @@ def lines_of_ways(choice: Choice) -> Iterator[str]:
         yield _row_of_ways(size, "", f"{chosen} (remembered)")
     for way, seconds in sorted(choice.seconds.items(), key=lambda item: item[1]):
         remarks = ["chosen"] * (way == chosen) + ["default"] * (way == choice.ways[0])
-        yield _row_of_ways(size, show_digits(1e6 * seconds), f"{way} ({', '.join(remarks)})" if remarks else way)
+        if way == chosen and seconds > min(choice.seconds.values()):
+            remarks[-1] = f"default: at most {choice.worthwhile - 1:.0%} longer than the fastest"
+        yield _row_of_ways(size, three_digits(1e6 * seconds), f"{way} ({', '.join(remarks)})" if remarks else way)
         size = ""
 
 
@@ -137,8 +140,3 @@ def _line(cells: Sequence[str], width: int) -> str:
         # A cell that is wider than its column takes the place of spaces before the next one.
         text += " " * bool(text) + cell.rjust(end - len(text) - bool(text))
     return text.rstrip()
-
-
-def show_digits(number: float) -> str:
-    """Return a number with three digits or more."""
-    return f"{number:.2f}" if number < 9.995 else f"{number:.1f}" if number < 999.95 else f"{number:.0f}"

@@ -20,6 +20,8 @@ class Launcher(NamedTuple):
     job: tuple[str, ...] = ()  # variables that are equal for the ranks of one start and differ between starts
     same_start: tuple[str, ...] = ()  # variables that, if set, also hold the rank
     how_to_set: str = "export NAME=VALUE"  # how to set a variable for all ranks
+    kills_after_sigterm: bool = False  # it ends ranks by SIGTERM, and soon after by SIGKILL
+    drops_last_output: bool = False  # after SIGINT or SIGTERM, it no longer shows what ranks print
 
 
 SLURM = Launcher(
@@ -32,6 +34,7 @@ SLURM = Launcher(
     job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
     same_start=("PMI_RANK", "PMIX_RANK"),
     how_to_set="export NAME=VALUE before srun",
+    kills_after_sigterm=True,
 )
 
 KUBERNETES = Launcher(
@@ -54,6 +57,8 @@ LAUNCHERS: tuple[Launcher, ...] = (
         job=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
         same_start=("PMIX_RANK",),
         how_to_set="mpirun -x NAME=VALUE",
+        kills_after_sigterm=True,
+        drops_last_output=True,
     ),
     Launcher(
         name="mpiexec (MPICH, Hydra)",

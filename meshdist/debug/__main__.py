@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if found.waiting is not None:
                 return 0
             states, gone = found.states, found.gone
-        print(fold(report_on(states, gone), width), end="")
+        now_s = time.time() if gone is not None else None
+        print(fold(report_on(states, gone, now_s), width), end="")
         if given.stacks:
             print(f"\n{fold(stacks_of(states), width)}")
         if given.draw is not None:

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -156,14 +157,18 @@ def hang_at_the_end(store: Store, address: str, answer_s: float = _AT_THE_END_S)
         return []
     if found.waiting is not None:
         return [found.note().rstrip(".\n")]
-    return long_waits(found.states, found.gone, found.world_size)
+    return long_waits(found.states, found.gone, found.world_size, time.time())
 
 
-def long_waits(states: Mapping[int, RankSnapshot], gone: Mapping[int, str], world_size: int) -> list[str]:
-    """Return who waits for whom; empty if no rank has waited for half a second."""
+def long_waits(
+    states: Mapping[int, RankSnapshot], gone: Mapping[int, str], world_size: int, now_s: float | None = None
+) -> list[str]:
+    """Return who waits for whom at `now_s`, as in `hang_report`; empty if no rank has waited for half a second."""
     waits = who_waits(states, gone)
     waiting = [state for state in states.values() if waits.graph.out_degree(state.rank)]
-    return hang_report(waits, world_size) if any(waited_s(state) >= _LONG_S for state in waiting) else []
+    if any(waited_s(state, now_s) >= _LONG_S for state in waiting):
+        return hang_report(waits, world_size, now_s=now_s)
+    return []
 
 
 def _no_secret(address: str) -> DistNetworkError:

@@ -300,6 +300,17 @@ def publish(store: Store, blocked: BlockedRank, traffic: Traffic) -> None:
     store.set(_key(blocked.rank), blocked.encode())
 
 
+def waits_of(store: Store, num_ranks: int) -> list[tuple[int, ...]]:
+    """Return the global ranks that each of the blocked ranks awaits.
+
+    Raises:
+        DistError: The store is gone.
+    """
+    keys = [key for key in map(_key, range(min(num_ranks, _MOST_RANKS))) if store.check([key])]
+    texts = store.multi_get(keys) if keys else []
+    return [BlockedRank.decode(text).awaits for text in texts if text]
+
+
 def publish_ended(ended: BlockedRank, around: Surroundings) -> None:
     """Publish a rank that has ended its phase, and reads nothing until the next.
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from meshdist.debug.blocked_rank import advice_on_sends
 from meshdist.debug.dump import MOST_OLD_S
 from meshdist.debug.states import CallSeen, RankSnapshot
-from meshdist.debug.wait_graph import Waits, begins_a_call, first_difference, who_waits
+from meshdist.debug.wait_graph import Waits, awaited, begins_a_call, first_difference
 from meshdist.runtime.rank_text import ranks_text
 from meshdist.system.plurals import counted
 
@@ -41,7 +41,7 @@ def hang_report(
     parts: dict[_Doing, list[RankSnapshot]] = {}
     for _, state in sorted(waits.states.items()):
         if state.rank not in waits.gone or state.outlasts:
-            parts.setdefault(_doing(waits, state, are_files=are_files), []).append(state)
+            parts.setdefault(_doing(state, _awaited_by(waits, state), are_files=are_files), []).append(state)
     alike = sorted(parts.items(), key=lambda part: part[1][0].rank)
     shown = {state.rank for _, states in alike[:_MOST_LINES] for state in states}
     lines = causes(waits, shown, are_files=are_files, tells_differences=tells_differences)
@@ -113,12 +113,16 @@ def _advice(waits: Waits) -> str:
 
 
 def _describe_absences(waits: Waits, *, are_files: bool, tells_differences: bool) -> list[str]:
-    """Return a sentence for each call with missing ranks; a rank is in that with the most ranks waiting for it."""
+    """Return a sentence for each call with missing ranks; a rank is in the first one that others wait for it in.
+
+    A call that lacks a waiting rank as well comes after the one in which that rank waits. Among calls that lack only
+    ranks that wait for nobody, the one with the most waiting ranks counts.
+    """
     missing: dict[str, list[int]] = {}
     for rank in waits.absent:
-        calls = Counter(
-            _left_out(call, waiting) for waiting, _, call in sorted(waits.graph.in_edges(rank, data="call"), key=_first)
-        )
+        edges = sorted(waits.graph.in_edges(rank, data="call"), key=_first)
+        first = [edge for edge in edges if _lacks_only_absent(waits, edge[0], edge[2])] or edges
+        calls = Counter(_left_out(call, waiting) for waiting, _, call in first)
         missing.setdefault(calls.most_common(1)[0][0], []).append(rank)
     sentences = [
         _not_done(
@@ -133,6 +137,11 @@ def _describe_absences(waits: Waits, *, are_files: bool, tells_differences: bool
     if len(sentences) > _MOST_LINES:
         sentences[_MOST_LINES:] = [f"and so on, {ranks_text(sorted(waits.absent))} in all"]
     return sentences
+
+
+def _lacks_only_absent(waits: Waits, waiting: int, call: CallSeen) -> bool:
+    """Return whether all ranks that a rank waits for in `call` wait for nobody."""
+    return all(rank in waits.absent for _, rank, other in waits.graph.out_edges([waiting], "call") if other == call)
 
 
 def _not_done(waits: Waits, ranks: Sequence[int], deed: str, *, is_known: bool) -> str:
@@ -179,10 +188,24 @@ def _differing(waits: Waits, mine: int, theirs: int, *, known: Sequence[CallSeen
     return f"; {begin}, rank {mine} calls {difference.mine.words} and rank {theirs} calls {difference.theirs.words}"
 
 
-def in_words(state: RankSnapshot, subject: str = "it") -> list[str]:
-    """Describe one rank, as lines: its call or place, and its stack. Without a `subject`, its verb is left out too."""
-    doing = _doing(who_waits({state.rank: state}), state)._replace(ended="", is_over=False)
+def in_words(state: RankSnapshot, subject: str = "it", missing: str = "") -> list[str]:
+    """Describe one rank, as lines: its call or place, and its stack. Without a `subject`, its verb is left out too.
+
+    `missing` names the ranks that a collective waits for, if that is its only call in progress. By default, these are
+    all ranks of the group, as the state of one rank does not tell which of them have made the call.
+    """
+    alone, calls = {state.rank: state}, state.open_calls
+    ranks = sorted({rank for call in calls for rank in awaited(call, state, alone, {})})
+    is_told = missing and len(calls) == 1 and not calls[0].is_message
+    whom = missing if is_told else ranks_text(ranks) if ranks else ""
+    doing = _doing(state, whom)._replace(ended="", is_over=False)
     return [_sentence(subject, doing, _age([state]), is_one=True), *state.stack]
+
+
+def _awaited_by(waits: Waits, state: RankSnapshot) -> str:
+    """Return the ranks that a rank waits for, in words; empty if it waits for none."""
+    ranks = sorted(waits.graph.successors(state.rank)) if state.rank in waits.graph else []
+    return ranks_text(ranks) if ranks else ""
 
 
 class Activity(NamedTuple):
@@ -200,8 +223,8 @@ def activity(waits: Waits, state: RankSnapshot, now_s: float) -> Activity:
     if call is None:
         place = f"running, at {_short(state.place).removesuffix(' in <module>')}" if state.place else "running"
         return Activity(place, seconds, state.calls[-1] if state.calls else None)
-    awaited = sorted(waits.graph.successors(state.rank)) if state.rank in waits.graph else []
-    return Activity(f"waiting for {ranks_text(awaited)}" if awaited else "in a call", seconds, call)
+    whom = _awaited_by(waits, state)
+    return Activity(f"waiting for {whom}" if whom else "in a call", seconds, call)
 
 
 class _Doing(NamedTuple):
@@ -217,12 +240,11 @@ class _Doing(NamedTuple):
     awaited: str = ""  # the calls of which it waits for any, if `call` is a wait_any
 
 
-def _doing(waits: Waits, state: RankSnapshot, *, are_files: bool = False) -> _Doing:
+def _doing(state: RankSnapshot, awaited_ranks: str, *, are_files: bool = False) -> _Doing:
     is_over = are_files or state.is_last
     call = _waiting(state)
     if call is not None:
-        awaited = sorted(waits.graph.successors(state.rank)) if state.rank in waits.graph else []
-        whom = f", waiting for {ranks_text(sorted(awaited))}" if awaited else ""
+        whom = f", waiting for {awaited_ranks}" if awaited_ranks else ""
         how = "" if call.state != "failed" else " (timed out)" if call.has_timed_out else " (failed)"
         ended = _how_it_ended(state, call) if is_over and (state.is_last or how) else ""
         if len(_awaited(state)) > 1:
@@ -296,9 +318,9 @@ def _awaited_words(state: RankSnapshot) -> str:
     return f": {'; '.join(call.words for call in some[:_MOST_AWAITED])}{more}"
 
 
-def waited_s(state: RankSnapshot) -> float:
-    """Return how long a rank has been in the call in which it waits; 0 if it is in none."""
-    return 0.0 if _waiting(state) is None else max(0.0, state.time_s - _since_s(state))
+def waited_s(state: RankSnapshot, now_s: float | None = None) -> float:
+    """Return how long a rank has been in the call in which it waits, until `now_s`; 0 if it is in none."""
+    return 0.0 if _waiting(state) is None else max(0.0, until_s(state, now_s) - _since_s(state))
 
 
 def _short(line: str) -> str:
@@ -315,13 +337,16 @@ def _since_s(state: RankSnapshot) -> float:
     return max(done, default=state.time_s if state.began_s is None else state.began_s)
 
 
+def until_s(state: RankSnapshot, now_s: float | None) -> float:
+    """Return until when a rank has done what it does, by its own clock: until `now_s`, or the time of its state."""
+    if now_s is None or state.is_last:
+        return state.time_s
+    return state.time_s + min(max(0.0, now_s - state.time_s), MOST_OLD_S)
+
+
 def _age(states: Sequence[RankSnapshot], now_s: float | None = None) -> str:
     """Return how long ranks have done what they do, until `now_s`, or until the time of their states."""
-    ends_s = (
-        state.time_s + (0.0 if now_s is None or state.is_last else min(max(0.0, now_s - state.time_s), MOST_OLD_S))
-        for state in states
-    )
-    ages_s = [end_s - _since_s(state) for end_s, state in zip(ends_s, states, strict=True)]
+    ages_s = [until_s(state, now_s) - _since_s(state) for state in states]
     least, most = max(0.0, min(ages_s)), max(0.0, max(ages_s))
     if most - least < 0.1 * most + 0.1:
         return f"for {most:.1f} s"

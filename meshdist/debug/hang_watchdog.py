@@ -2,7 +2,8 @@
 
 A rank that has waited for a tenth of its timeout, at least 3 s and 30 s at most, starts a thread, which ends with the
 wait. The thread publishes the state of this rank, as in all ranks in a long wait, and asks the ranks that do not wait.
-The lowest waiting rank builds the graph, logs a warning, and publishes its finding. A rank whose timeout expires adds
+The lowest waiting rank builds the graph, logs a warning, and publishes its finding. It warns again each time the wait
+has lasted twice as long, in a line if the cause is still the same. A rank whose timeout expires adds
 the finding to its error, and publishes its last state: the others wait on, and may ask when it is gone. Before the
 first long wait there is no thread, no connection, and no key in the store.
 """
@@ -10,9 +11,11 @@ first long wait there is no thread, no connection, and no key in the store.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
@@ -20,6 +23,7 @@ from meshdist.debug.dump import GAVE_UP, MOST_OLD_S, RECORDS_SENT, TIMED_OUT, ra
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.runtime.flight_recorder import facts_in
 from meshdist.runtime.waiting import grace_s
+from meshdist.store.brief_requests import brief
 from meshdist.system.deadline import Deadline
 from meshdist.system.platform import start_thread
 
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
 _MOST_CHARACTERS = 3000
 # A finding that is older says so: its ages are then too small.
 _OLD_S = 0.2
-_REFRESH_S = MOST_OLD_S
+_REFRESH_S = 0.8 * MOST_OLD_S  # a busy rank may be late
 _SETTLE_S = 0.3
 _MOST_WAITS_FOR_LEADER = 10
 # From when on it is looked for ranks that wait for each other.
@@ -43,6 +47,8 @@ _SLOW_S = 1.0
 _LONGEST_BUDGET_S = 1.0
 # For the first finding: on a busy machine, the imports alone may take seconds.
 _FIRST_BUDGET_S = 5.0
+# How long a rank that a signal ends asks the store for the missing ranks.
+_LAST_LOOK_S = 0.1
 
 
 class Finding(NamedTuple):
@@ -107,11 +113,17 @@ class LongWait:
         self.error_prefix = error_prefix
         self.timeout_s = deadline.timeout_s
         self.is_long = False
+        self.warned_s = 0.0  # how long it had lasted at the last warning about it
         self.instead = ""  # what had come instead of what is waited for, when it became long
         self._deadline = deadline
         self._missing = missing
         self._watchdog = watchdog
         self.blocked: BlockedWait | None = None  # what the detector of deadlocks keeps of it
+        self.waitable: Waitable | None = None  # what it is for, until its end
+
+    def due_in_s(self) -> float:
+        """Return after how long it is time for another warning about this wait."""
+        return max(0.0, 2 * self.warned_s - self.lasts_s)
 
     @property
     def lasts_s(self) -> float:
@@ -143,6 +155,7 @@ class LongWait:
 
     def end(self) -> None:
         """Stop watching."""
+        self.waitable = None  # release the arrays of the call
         if self.blocked is not None:
             self.blocked.end()
         if self.is_long:
@@ -161,11 +174,14 @@ class HangWatchdog:
         self._world = world
         self._lock = threading.Lock()
         self._watches: list[LongWait] = []
+        self._latest: LongWait | None = None  # the last wait that was looked at
+        self._interrupted = ""  # the ranks that a wait lacked that Ctrl-C has ended
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._asked = threading.Event()
         self._answered = threading.Event()
         self._found = Finding()
+        self._warned_of = ""  # the cause in the last warning
         self._last: dict[str, Any] | None = None
         self._has_cause = False
         self._giving_up = threading.Event()
@@ -187,6 +203,8 @@ class HangWatchdog:
             watch = LongWait(
                 self, error_prefix, deadline, waitable.missing() if self._log.isEnabledFor(logging.INFO) else ""
             )
+        if watch is not None:
+            watch.waitable, self._latest = waitable, watch
         if watch is not None and not watch.is_long and lasts_s >= grace:
             watch.instead = waitable.instead()
             self._begin(watch)
@@ -202,6 +220,15 @@ class HangWatchdog:
     def leave(self) -> None:
         if "detector" in vars(self):
             self.detector.leave()
+
+    def interrupt(self, waitable: Waitable) -> None:
+        self._interrupted = _missing(waitable)
+
+    def take_missing(self) -> str:
+        """Return the ranks that are missing in the wait that a signal ends; empty if that is unknown."""
+        missing, self._interrupted = self._interrupted, ""
+        waitable = None if self._latest is None else self._latest.waitable
+        return missing or ("" if waitable is None else _missing(waitable))
 
     def log_slow(self, watch: LongWait, missing: str) -> None:
         self._log.info(
@@ -219,7 +246,7 @@ class HangWatchdog:
             self._last = None
             if self._thread is None:
                 self._wake.clear()
-                self._found = Finding()
+                self._found, self._warned_of = Finding(), ""
                 name = f"meshdist-watchdog-{self._world.rank}"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 try:
@@ -295,7 +322,8 @@ class HangWatchdog:
             self._look(first)
             num_waits = 0
             while self._has_waits():
-                is_woken = self._wake.wait(refresh_s if self._found else min(_SETTLE_S, refresh_s))
+                pause_s = min(refresh_s, math.inf if first is None else first.due_in_s())
+                is_woken = self._wake.wait(pause_s if self._found else min(_SETTLE_S, refresh_s))
                 self._wake.clear()
                 if self._handle_requests():
                     continue
@@ -303,7 +331,7 @@ class HangWatchdog:
                     num_waits += 1
                     self._found = self.exchange.reported()  # the leader is still working
                 elif not is_woken:
-                    self._look(None)
+                    self._look(first if first is not None and not first.due_in_s() else None)
             self.exchange.retract(keeps_state=self._last is not None)
         except Exception as error:  # the calls go on even if their explanation fails
             # A lost store is not worth a warning: waiting calls that need it notice it themselves.
@@ -342,7 +370,10 @@ class HangWatchdog:
         self.exchange.publish(rank_state(self._world, "waits for long", RECORDS_SENT), waits=True)
 
     def _look(self, warned: LongWait | None, *, is_last_chance: bool = False) -> None:
-        """Find out who waits for whom; the first time, warn about the wait `warned`, unless another rank has."""
+        """Find out who waits for whom; warn about the wait `warned`, the first time unless another rank has."""
+        is_first = warned is None or not warned.warned_s
+        if warned is not None:
+            warned.warned_s = warned.lasts_s
         self._publish()
         reported = self.exchange.reported()
         leads = self.exchange.leader() == self._world.rank
@@ -354,13 +385,25 @@ class HangWatchdog:
         if leads:
             self.exchange.report(self._found)
         # All ranks may have come at this moment.
-        if warned is not None and warned in self._watches and not reported and self._has_cause:
-            self._log.warning(
-                "%s: has been waiting for %.1f s (timeout: %g s%s)\n%s",
-                *(warned.error_prefix, warned.lasts_s, warned.timeout_s),
-                *(f"; {warned.instead}" if warned.instead else "", self._found.told(time.time())),
-                extra=self._open_call(),
-            )
+        if (
+            warned is not None
+            and warned in self._watches
+            and self._has_cause
+            and (leads or not is_first or not reported)
+        ):
+            self._warn(warned)
+
+    def _warn(self, watch: LongWait) -> None:
+        """Warn about a long wait: with all that was found, or if the cause is that of the warning before, with that."""
+        cause = self._found.text.partition("\n")[0].strip()
+        instead = f"; {watch.instead}" if watch.instead else ""
+        told = f": {cause}" if cause == self._warned_of else f"\n{self._found.told(time.time())}"
+        self._warned_of = cause
+        self._log.warning(
+            "%s: has been waiting for %.1f s (timeout: %g s%s)%s",
+            *(watch.error_prefix, watch.lasts_s, watch.timeout_s, instead, told),
+            extra=self._open_call(),
+        )
 
     def _find_out(self) -> None:
         from meshdist.debug.hang_report import hang_report
@@ -380,6 +423,12 @@ class HangWatchdog:
             if not record.completed:
                 return {"group": facts_in(record).label, "sequence": record.sequence}
         return {}
+
+
+def _missing(waitable: Waitable) -> str:
+    with suppress(DistError), brief(_LAST_LOOK_S):  # the store may have gone with its rank
+        return waitable.missing()
+    return ""
 
 
 def watchdog_of(world: World) -> HangWatchdog:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from meshdist.debug.debug_level import DebugLevel, get_debug_level
 from meshdist.debug.dump import BY_CALL, dump_fault, rank_state
-from meshdist.debug.hang_watchdog import HangWatchdog, StateExchange
+from meshdist.debug.hang_watchdog import HangWatchdog, StateExchange, watchdog_of
 
 if TYPE_CHECKING:
+    from meshdist.debug.states import RankSnapshot
     from meshdist.groups.world import World
     from meshdist.runtime.hooks import CallObserver
 
@@ -46,11 +47,23 @@ class WorldInstrumentation:
     def note_interrupt(self, world: World) -> None:
         """Print what a rank was doing when Ctrl-C interrupted its call, unless its launcher reports on all ranks."""
         from meshdist.debug.hang_report import in_words
-        from meshdist.debug.states import parse_state
 
-        if _OF_LAUNCHERS not in os.environ:
-            words, *_ = in_words(parse_state(rank_state(world, BY_CALL), "here"))
-            print(f"meshdist rank {world.rank}: interrupted; {words}", file=sys.stderr, flush=True)
+        if not launcher_reports():
+            words, *_ = in_words(own_state(world), missing=watchdog_of(world).take_missing())
+            # In one piece, as launchers may mix what ranks write.
+            print(f"meshdist rank {world.rank}: interrupted; {words}\n", file=sys.stderr, end="", flush=True)
+
+
+def launcher_reports() -> bool:
+    """Return whether the launcher of this rank shows who waits for whom when the job is interrupted."""
+    return _OF_LAUNCHERS in os.environ
+
+
+def own_state(world: World) -> RankSnapshot:
+    """Return what this rank does, in the form in which the states of others are read."""
+    from meshdist.debug.states import parse_state
+
+    return parse_state(rank_state(world, BY_CALL), "here")
 
 
 def _by_store(world: World) -> StateExchange:

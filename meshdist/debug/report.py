@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from meshdist.debug.hang_report import hang_report
+from meshdist.debug.hang_report import hang_report, until_s
 from meshdist.debug.states import CallSeen, RankSnapshot, read_states
 from meshdist.debug.wait_graph import Waits, first_difference, who_waits
 from meshdist.runtime.departure import PeerExit
-from meshdist.runtime.rank_text import ranks_text, without_own_rank
+from meshdist.runtime.rank_text import ranks_text, same_but_for_rank
 
 _FILE = re.compile(r"rank_\d+\.json")
 _MOST_SHOWN = 5
@@ -39,10 +39,13 @@ def read_dumps(directory: Path) -> dict[int, RankSnapshot]:
     return read_states(paths)
 
 
-def report_on(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None = None) -> str:
+def report_on(
+    states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None = None, now_s: float | None = None
+) -> str:
     """Return a report on what went wrong, from the states of some ranks and what became of others.
 
-    None for `gone` if the states are those of files, and nothing is known of the other ranks.
+    None for `gone` if the states are those of files, and nothing is known of the other ranks. The durations are those
+    at `now_s`, as in `hang_report`.
     """
     if not states:
         return "No rank answered, and there are no records.\n" + "".join(
@@ -60,12 +63,13 @@ def report_on(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None
     waits, faults = who_waits(states, gone), _faults(states)
     nothing_failed = "" if faults else "; no call in them failed"
     disagreement = _first_disagreement(states, waits)
-    who_is_waiting = hang_report(waits, size, are_files=are_files, tells_differences=not (faults and disagreement))
+    tells_differences = not (faults and disagreement)
+    who_is_waiting = hang_report(waits, size, now_s=now_s, are_files=are_files, tells_differences=tells_differences)
     parts = [
         ["First call in which the ranks disagree", *disagreement],
         ["What went wrong", *faults],
         ["Who is waiting for whom", *who_is_waiting],
-        ["Stragglers", *_latecomers(states, waits, are_files=are_files)],
+        ["Stragglers", *_latecomers(states, waits, now_s, are_files=are_files)],
     ]
     if not faults:  # the answer to why a job does not go on comes first
         parts[0], parts[2] = parts[2], parts[0]
@@ -150,14 +154,14 @@ def _faults_of(state: RankSnapshot) -> list[_Fault]:
 
 
 def _faults(states: Mapping[int, RankSnapshot]) -> list[str]:
-    found: dict[str, list[_Fault]] = {}
+    found: list[list[_Fault]] = []
     for state in states.values():
         for fault in _faults_of(state):
-            what = without_own_rank(fault.error).partition("\n")[0]  # further lines are those on who waits for whom
-            found.setdefault(what, []).append(fault)
+            same = next((faults for faults in found if _is_same(fault, faults[0])), None)
+            found.append([fault]) if same is None else same.append(fault)
     if not found:
         return []
-    ordered = sorted((sorted(faults, key=_time) for faults in found.values()), key=lambda same: _time(same[0]))
+    ordered = sorted((sorted(faults, key=_time) for faults in found), key=lambda same: _time(same[0]))
     start_s = _time(ordered[0][0])
     lines = []
     for (failed_s, state, site, error), *others in ordered[:_MOST_SHOWN]:
@@ -169,6 +173,11 @@ def _faults(states: Mapping[int, RankSnapshot]) -> list[str]:
     if len(ordered) > _MOST_SHOWN:
         lines.append(f"and {len(ordered) - _MOST_SHOWN} more")
     return lines
+
+
+def _is_same(one: _Fault, other: _Fault) -> bool:
+    mine, theirs = (fault.error.partition("\n")[0] for fault in (one, other))  # further lines: who waits for whom
+    return same_but_for_rank(mine, one.state.rank, theirs, other.state.rank)
 
 
 def _time(fault: _Fault) -> float:
@@ -209,15 +218,14 @@ def _order_of_groups(waits: Waits) -> list[str]:
     return []
 
 
-def _latecomers(states: Mapping[int, RankSnapshot], waits: Waits, *, are_files: bool) -> list[str]:
+def _latecomers(states: Mapping[int, RankSnapshot], waits: Waits, now_s: float | None, *, are_files: bool) -> list[str]:
     missing = []
     for rank in waits.absent[:_MOST_SHOWN]:
         # Since the first rank has waited for it.
         edges = [(other, call) for other, _, call in waits.graph.in_edges(rank, data="call") if other in states]
         has_ended = rank in waits.gone or (rank in states and states[rank].raised)
         if edges and not has_ended:
-            first, call = max(edges, key=lambda edge: states[edge[0]].time_s - edge[1].created_s)
-            late_s = states[first].time_s - call.created_s
+            late_s = max(until_s(states[other], now_s) - call.created_s for other, call in edges)
             waiting = ranks_text(sorted(other for other, _ in edges))
             if late_s < _LATE_S:
                 continue

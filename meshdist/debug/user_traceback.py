@@ -37,8 +37,9 @@ DELIBERATE = (DistError, *_OF_PYTHON)
 def ending_at_the_call(function: Callable[P, R]) -> Callable[P, R]:
     """Have the traceback of an error that `function` raises on purpose end where it was called; a decorator.
 
-    So does that of Ctrl-C. For the functions that start ranks or a world, which may fail where no launcher shortens the
-    traceback. A TypeError says which argument was meant, as with `explaining`.
+    So does that of Ctrl-C. That of an error in the user's code goes on there. For the functions that start ranks or a
+    world, which may fail where no launcher shortens the traceback. A TypeError says which argument was meant, as with
+    `explaining`.
     """
 
     @wraps(function)
@@ -51,10 +52,12 @@ def ending_at_the_call(function: Callable[P, R]) -> Callable[P, R]:
                 explain(function, error)
             is_expected = isinstance(error, KeyboardInterrupt) or is_deliberate(error, error.__traceback__)
             is_expected = is_expected or (isinstance(error, TypeError) and never_began(error))
-            if shows_all_frames() or not is_expected:
+            kept = None if is_expected else without_leading(error.__traceback__)
+            if shows_all_frames() or (kept is None and not is_expected):
                 raise
-            without_frames = error.with_traceback(None)
-            raise without_frames
+            error.__traceback__ = kept
+            # The traceback shows this line in any case.
+            raise error  # MESHDIST_DEBUG=DETAIL shows the frames of meshdist
 
     return named_as(function, ending)
 

@@ -23,7 +23,7 @@ from meshdist.launch.rank_board import RankBoard
 from meshdist.launch.supervisor import DEFAULT_GRACE_S, DEFAULT_INTERVAL_S, Supervisor
 from meshdist.launch.worker_env import LOOPBACK, Job, worker_environment
 from meshdist.launch.worker_set import Member
-from meshdist.runtime.rank_text import ranks_text, without_own_rank
+from meshdist.runtime.rank_text import ranks_text, same_but_for_rank
 from meshdist.store.address import endpoint
 from meshdist.system.deadline import Deadline
 from meshdist.system.processes import INTERRUPT_BASE
@@ -260,23 +260,30 @@ def _other_failures(failures: Sequence[Failure], shown: int | None) -> list[str]
     The same failure is told once, and so are those that follow from another rank's.
     """
     reason = next((_reason(failure) for failure in failures if failure.rank == shown), "")
-    alike: dict[object, list[Failure]] = {}
+    groups: list[list[Failure]] = []
     for failure in sorted(failures, key=lambda failure: failure.rank != shown):
-        what: object = _what_failed(failure) if failure.kind else failure.rank
-        if failure.kind and reason and reason in failure.message:
-            what = reason
-        elif failure.kind and failure.secondary:
-            what = "follows"
-        alike.setdefault(what, []).append(failure)
+        alike = (group for group in groups if _belong_together(failure, group[0], reason))
+        group = next(alike, None) if failure.kind else None
+        groups.append([failure]) if group is None else group.append(failure)
     lines = []
-    for first, *others in alike.values():
+    for first, *others in groups:
         if first.rank != shown:
             lines.append(first.headline())
         if others:
-            are_same = all(_what_failed(other) == _what_failed(first) for other in others)
+            are_same = all(_is_same(other, first) for other in others)
             same = f"the same as rank {first.rank}" + ("" if are_same else ", or an error that follows from it")
             lines.append(f"{ranks_text(sorted(other.rank for other in others))}: {same}")
     return lines
+
+
+def _belong_together(one: Failure, other: Failure, reason: str) -> bool:
+    """Return whether two failures are told together: they are the same, or both follow from one for `reason`."""
+    if not one.kind or not other.kind:
+        return False
+    for_reason = [bool(reason) and reason in failure.message for failure in (one, other)]
+    if any(for_reason):
+        return all(for_reason) or _is_same(one, other)
+    return (one.secondary and other.secondary) or _is_same(one, other)
 
 
 def _reason(failure: Failure) -> str:
@@ -288,9 +295,11 @@ def _reason(failure: Failure) -> str:
 _TELLING = 40
 
 
-def _what_failed(failure: Failure) -> tuple[int, str, str]:
+def _is_same(one: Failure, other: Failure) -> bool:
     # Who waits for whom, in further lines, has times that differ from rank to rank; these lines are not shown here.
-    return failure.status, failure.kind, without_own_rank(failure.message).strip().partition("\n")[0]
+    mine, theirs = (failure.message.strip().partition("\n")[0] for failure in (one, other))
+    is_same_end = (one.status, one.kind) == (other.status, other.kind)
+    return is_same_end and same_but_for_rank(mine, one.rank, theirs, other.rank)
 
 
 def _write_error_files(settings: Settings, nodes: Nodes, supervisor: Supervisor, verdict: Verdict) -> None:

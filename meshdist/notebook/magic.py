@@ -17,7 +17,7 @@ from meshdist.notebook.magic_options import CellOptions, asks_for_help, help_tex
 from meshdist.notebook.pool import Completion, Pool
 from meshdist.notebook.process import KILLED
 from meshdist.notebook.rank_output import RankOutput, rank_label
-from meshdist.runtime.rank_text import ranks_text, without_own_rank
+from meshdist.runtime.rank_text import ranks_text, same_but_for_rank
 from meshdist.system.plurals import counted
 from meshdist.system.processes import hint_about_signal
 
@@ -256,13 +256,16 @@ def _what_is_left(outcome: Completion) -> list[str]:
 
 def _summaries(failed: dict[int, Answer], first: int | None, others: list[int]) -> list[str]:
     """Return the errors of other ranks than the `first`, whose traceback is shown; the same error once."""
-    ranks_of: dict[str, list[int]] = {}
+    groups: list[list[int]] = []
     for rank in [*([] if first is None else [first]), *others]:
-        ranks_of.setdefault(without_own_rank(failed[rank].summary), []).append(rank)
+        said = failed[rank].summary
+        alike = (group for group in groups if same_but_for_rank(said, rank, failed[group[0]].summary, group[0]))
+        group = next(alike, None)
+        groups.append([rank]) if group is None else group.append(rank)
     lines = []
-    for shown, *alike in ranks_of.values():
+    for shown, *rest in groups:
         lines += [] if shown == first else [f"[{shown}] {failed[shown].summary}"]
-        lines += [f"{ranks_text(alike)}: the same"] if alike else []
+        lines += [f"{ranks_text(rest)}: the same"] if rest else []
     return lines
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from meshdist.profiler.event import Track
 from meshdist.profiler.tables import bytes_text, text_width
+from meshdist.system.digits import three_digits
 
 _HEAD = ("group", "call", "calls", "bytes", "time", "waiting", "share", "mean", "longest", "bytes/s")
 _NAMES = _HEAD[:2]
@@ -187,5 +188,5 @@ def _set_up(tracks: Sequence[Track]) -> list[str]:
 def duration_text(seconds: float) -> str:
     for unit, name in _UNITS:
         if seconds >= unit:
-            return f"{seconds / unit:.3g} {name}"
+            return f"{three_digits(seconds / unit)} {name}"
     return "0"

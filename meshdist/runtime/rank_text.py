@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,27 +19,45 @@ _OWN_RANK_IN_MESH = r"( on mesh [^\n]*\)) \(rank -?\d+\)(?=: )"
 _THIS_RANK = r"(is this rank), \d+\b"
 # The ranks of a deadlock may be in different calls on different groups.
 _OWN_CALL = r"\w+ on group [^\n]* \(\): (?=deadlock: )"
+# More ranks than these are written as runs: ranks 0, 2-7.
+_MOST_LISTED = 4
+_MOST_WITHOUT_NUMPY = 64
 
 
 def ranks_text(numbers: Sequence[int] | NDArray[np.int64], noun: str = "rank", most: int = 8) -> str:
-    """Return ranks in words, in the given order; more than `most` are written as runs, of which `most` are named."""
-    if len(numbers) <= most:
+    """Return ranks in words, in the given order; more than a few are written as runs, of which `most` are named."""
+    if len(numbers) <= min(most, _MOST_LISTED):
         parts = list(map(str, numbers))
     else:
-        import numpy as np  # launchers, which name few ranks, do without
-
-        ends = [*(np.flatnonzero(np.diff(numbers) != 1) + 1)[: most + 1].tolist(), len(numbers)]
-        runs = [(numbers[begin], numbers[end - 1]) for begin, end in zip([0, *ends], ends, strict=False)]
+        runs = [(numbers[begin], numbers[end - 1]) for begin, end in pairwise([0, *_ends_of_runs(numbers, most)])]
         parts = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}-{b}" for a, b in runs]
         if len(parts) > most:
             parts = [*parts[:most], f"and so on, {len(numbers)} in all"]
     return f"{noun}{'' if len(numbers) == 1 else 's'} {', '.join(parts)}"
 
 
+def _ends_of_runs(numbers: Sequence[int] | NDArray[np.int64], most: int) -> list[int]:
+    """Return where the first runs of consecutive numbers end, `most` + 1 at least if there are more; and the end."""
+    if len(numbers) <= _MOST_WITHOUT_NUMPY:
+        return [place for place in range(1, len(numbers)) if numbers[place] - numbers[place - 1] != 1] + [len(numbers)]
+    import numpy as np  # launchers, which name few ranks, do without
+
+    return [*(np.flatnonzero(np.diff(numbers) != 1) + 1)[: most + 1].tolist(), len(numbers)]
+
+
 def without_own_rank(message: str) -> str:
     """Return a message without the rank that made it, to compare it with those of other ranks."""
     message = re.sub(_OWN_CALL, "", re.sub(_OWN_RANK, "(", message))
     return re.sub(_THIS_RANK, r"\1", re.sub(_OWN_RANK_IN_MESH, r"\1", message))
+
+
+def same_but_for_rank(message: str, rank: int, other_message: str, other_rank: int) -> bool:
+    """Return whether the messages of two ranks differ only in the number of the rank that made them."""
+    one, other = (re.split(r"(\d+)", without_own_rank(text)) for text in (message, other_message))
+    return len(one) == len(other) and all(
+        mine == theirs or (mine == str(rank) and theirs == str(other_rank))
+        for mine, theirs in zip(one, other, strict=True)
+    )
 
 
 def numbers_differ(ranks: Sequence[int]) -> bool:

@@ -259,6 +259,9 @@ class WaitObserver(Protocol):
     def leave(self) -> None:
         """Note that the thread that has waited for async calls goes on."""
 
+    def interrupt(self, waitable: Waitable) -> None:
+        """Note which ranks `waitable` lacks, as Ctrl-C ends the wait for it."""
+
 
 # The least timeout whose error explains who waits for whom, even if this rank has not run since it began to wait: then
 # it is looked into at the deadline. Shorter ones end on time.
@@ -347,6 +350,10 @@ def wait_until(
         instead = None if watch is None else watch.give_up(error)
         if instead is not None:
             raise instead from None
+        raise
+    except KeyboardInterrupt:
+        if observer is not None:
+            observer.interrupt(waitable)
         raise
     finally:
         if armed:

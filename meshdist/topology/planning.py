@@ -10,6 +10,7 @@ import numpy as np
 
 from meshdist.errors import UnknownAxisError
 from meshdist.mesh.layout.axes_and_chunks import checked_names
+from meshdist.system.digits import three_digits
 from meshdist.system.name_hints import explaining
 from meshdist.system.plurals import counted
 from meshdist.topology.algorithms import collective_name
@@ -245,5 +246,5 @@ def _estimate(cost: CostModel, known: dict[tuple[str, bytes, int], Estimate], na
 def _duration(seconds: float) -> str:
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e6:.2g} us" if seconds else "0"
+            return f"{three_digits(seconds / scale)} {unit}"
+    return f"{three_digits(seconds * 1e6)} us" if seconds else "0"

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 from meshdist.arrays.reduce_op import ReduceOp
+from meshdist.backends.base import Choice
 from meshdist.bench.figure import draw
 from meshdist.bench.measuring import Row
-from meshdist.bench.results import head, legend, line, parse_size, series, show_size
+from meshdist.bench.results import head, legend, line, lines_of_ways, parse_size, series, show_size
 from meshdist.bench.values import Part, Values
+from meshdist.system.digits import three_digits
 
 
 def test_sizes():
@@ -62,10 +64,12 @@ def test_a_plot_has_no_label_close_to_that_of_the_largest_size(monkeypatch, tmp_
     assert axes.get_xticks(minor=True).tolist() == powers[::2]
 
 
-def test_every_size_of_a_short_plot_has_a_label(monkeypatch, tmp_path):
+def test_every_size_of_a_short_plot_has_a_label_but_one_next_to_the_last(monkeypatch, tmp_path):
     sizes = [8 * 4**number for number in range(12)]  # up to 32 MiB
     axes = drawn(monkeypatch, tmp_path, ["all_reduce"], sizes=[*sizes, 64 << 20]).axes[1]
-    assert sorted(axes.get_xticks()) == [*sizes, 64 << 20]
+    assert sorted(axes.get_xticks()) == [*sizes[:-1], 64 << 20]
+    axes = drawn(monkeypatch, tmp_path, ["all_reduce"], sizes=sizes).axes[1]
+    assert sorted(axes.get_xticks()) == sizes
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
@@ -91,3 +95,19 @@ def test_wrong_elements_are_counted():
     values = Values(np.dtype(np.int8), 2, ReduceOp.SUM)
     assert values.of(1, 0, 3, salt=0).tolist() == [8, 9, 10]
     assert values.wrong(np.array([9, 11, 0], np.int8), [Part(0, (0, 1), 0, 3)], salt=0) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(2.0, "2.00"), (1.849, "1.85"), (0.601, "0.601"), (600.2, "600"), (999.7, "1000"), (0.0, "0.00")],
+)
+def test_numbers_of_tables_have_three_digits(number, text):
+    assert three_digits(number) == text
+
+
+def test_a_default_that_is_kept_although_another_algorithm_is_faster_says_why():
+    ways = ("one step", "chunks of 1 MiB")
+    choice = Choice("all_reduce sum float32", 1 << 20, ways, 0, dict(zip(ways, (601e-6, 539e-6), strict=True)), 1.25)
+    faster, kept = lines_of_ways(choice)
+    assert faster.split() == ["1", "MiB", "539", "chunks", "of", "1", "MiB"]
+    assert kept.strip() == "601  one step (chosen, default: at most 25% longer than the fastest)"

@@ -215,3 +215,18 @@ def test_a_sender_that_dies_ends_a_receipt_of_any_source(worlds):
         workers.gather()
         workers.start(killed)
         assert workers.outcome(0, 20) is None
+
+
+def another_tag(is_any):
+    group = dist.new_group()
+    if dist.get_rank() == 0:
+        group.send(np.ones(4), 1, tag=1)
+        dist.destroy_process_group(group)
+        return
+    words = "a message with tag 1 is waiting to be received"
+    fails(dist.DistBackendError, lambda: group.recv(np.ones(4), None if is_any else 0, tag=2), words)
+
+
+@pytest.mark.parametrize("is_any", [False, True])
+def test_the_tag_of_a_message_that_no_receive_takes_is_named_as_its_sender_leaves(world_of_2, is_any):
+    world_of_2.run(another_tag, is_any)

@@ -5,7 +5,15 @@ import pytest
 from meshdist.groups.membership import GroupNames, Membership, listed
 from meshdist.groups.non_member import NonMember
 from meshdist.lifecycle import is_of_parent
-from meshdist.runtime.rank_text import call_process, call_rank, call_ranks, numbers_differ, ranks_text, without_own_rank
+from meshdist.runtime.rank_text import (
+    call_process,
+    call_rank,
+    call_ranks,
+    numbers_differ,
+    ranks_text,
+    same_but_for_rank,
+    without_own_rank,
+)
 
 
 @pytest.mark.parametrize(
@@ -13,6 +21,8 @@ from meshdist.runtime.rank_text import call_process, call_rank, call_ranks, numb
     [
         ([3], "rank 3"),
         ([2, 0, 1], "ranks 2, 0, 1"),
+        ([0, 1, 2, 3], "ranks 0, 1, 2, 3"),
+        ([0, *range(2, 8)], "ranks 0, 2-7"),
         ([*range(17), 18, 19, *range(30, 64)], "ranks 0-16, 18, 19, 30-63"),
         (range(0, 40, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14, and so on, 20 in all"),
     ],
@@ -41,12 +51,21 @@ def test_the_global_rank_is_named_where_it_differs():
 )
 def test_the_same_error_of_two_ranks_is_the_same_text(text):
     assert without_own_rank(text.format(0, 4)) == without_own_rank(text.format(1, 13))
+    assert same_but_for_rank(text.format(0, 4), 0, text.format(1, 13), 1)
+
+
+def test_errors_that_differ_in_the_own_rank_alone_are_the_same():
+    text = "shard {0} of 8 is missing: /data/shard-{0}.npy has 0 rows"
+    assert same_but_for_rank(text.format(0), 0, text.format(3), 3)
+    assert not same_but_for_rank(text.format(1), 0, text.format(3), 3)
+    assert not same_but_for_rank("the file has 5 rows", 0, "the file has 6 rows", 3)
 
 
 def test_errors_about_different_ranks_are_different():
     texts = ["all_reduce on group 'a' (rank 0 of 2): rank {0} has ended", "x on group '{0}' (rank 0 of 2): timed out"]
     for text in texts:
         assert without_own_rank(text.format(0)) != without_own_rank(text.format(1))
+        assert not same_but_for_rank(text.format(0), 1, text.format(1), 0)
 
 
 def test_members_are_numbered_in_group_order():

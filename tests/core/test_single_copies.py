@@ -18,7 +18,7 @@ from meshdist.system.env_flags import TUNING
 
 pytestmark = [pytest.mark.timeout(60), needs_linux]
 MOVES = (move_selection.READ, move_selection.WRITTEN, "read, and 50% written")
-REDUCED, PUSHED = "read by its reducer", "read and written by its reducer"
+REDUCED, PUSHED = "each rank reads and reduces a part", "each rank reads, reduces and writes a part"
 COUNTS = (0, 1, 1000, 40_000, 300_001)
 LONG = 1_100_000  # more than is written between two checks
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -119,3 +120,13 @@ def test_beside_an_idle_pool_a_circle_of_threads_is_proven():
         pool.submit(int).result()
         with pytest.raises(dist.DistBackendError, match="deadlock: the ranks wait for each other"):
             dist.run(receive_from_each_other, 2, timeout=40)
+
+
+def test_the_traceback_of_a_rank_that_is_a_thread_goes_on_in_the_code_of_the_user():
+    def main():
+        dist.recv(np.ones(3), 7)
+
+    with pytest.raises(ValueError, match="src must be a rank in the group") as caught:
+        dist.run(main, 2)
+    here, ours, inner = (entry.path.name for entry in caught.traceback)
+    assert (here, ours, inner) == (Path(__file__).name, "user_traceback.py", Path(__file__).name)

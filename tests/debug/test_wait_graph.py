@@ -1,10 +1,13 @@
 """The wait graph from the states of ranks: its edges, the cause, and the text."""
 
+import re
+
 import pytest
 from sample_states import NOW_S, by_rank, data, record, seen, waiting
 
 from meshdist.debug.attach import long_waits
 from meshdist.debug.hang_report import causes, hang_report
+from meshdist.debug.report import report_on
 from meshdist.debug.states import parse_state
 from meshdist.debug.wait_graph import first_difference, who_waits
 
@@ -320,3 +323,24 @@ def test_a_rank_that_sets_up_its_first_call_is_in_it():
     (_, line) = hang_report(who_waits(by_rank(seen(0, [], WORLD))), 1, now_s=NOW_S)
     assert line.startswith("rank 0 is in a meshdist call at data.py:57 in load for ")
     assert line.endswith(" s, of which there is no record")
+
+
+def test_a_report_begins_with_the_call_that_the_absent_rank_misses_first():
+    tp, world = {"tp": [0, 1]}, {"world": [0, 1, 2, 3]}
+    others = {"tp": [2, 3], **world}
+    states = by_rank(
+        seen(0, [waiting("tp", 1, 5.0, "all_reduce(float32[4], op=sum)")], {**tp, **world}),
+        seen(1, [], {**tp, **world}, in_call=False),
+        *(seen(rank, [record("tp", 1, 6.0), waiting("world", 1, 5.0)], others) for rank in (2, 3)),
+    )
+    first, *_ = hang_report(who_waits(states), 4)
+    assert first == "rank 1 has not reached all_reduce(float32[4], op=sum), call 1 on 'tp', at train.py:10"
+
+
+def test_all_durations_of_a_report_are_as_of_one_time():
+    began_s = 60.0  # before now
+    old = {**data(0, [waiting("world", 1, began_s)], WORLD, size=2), "time_s": NOW_S - 8}
+    fresh = {**data(1, [], WORLD, in_call=False, size=2), "began_s": NOW_S - began_s}
+    states = by_rank(*(parse_state(state, "a test") for state in (old, fresh)))
+    lines = [*long_waits(states, {}, 2, NOW_S), *report_on(states, {}, NOW_S).splitlines()]
+    assert {re.search(r"for (\S+) s", line)[1] for line in lines if re.search(r"for \S+ s\b", line)} == {"60.0"}

@@ -155,3 +155,37 @@ def test_the_last_state_of_a_rank_is_kept_though_it_does_not_wait_for_the_answer
     failure = dist.run(lambda: time_out(board, enough, gather=lambda: enough.wait(30), last=last), 2)[0]
     assert failure.kind is dist.DistTimeoutError
     assert last[0]["reason"] == TIMED_OUT
+
+
+def test_a_warning_is_repeated_in_a_line_while_the_hang_is_the_same():
+    warnings, free = [], threading.Event()
+
+    class Warnings(logging.Handler):
+        """Lets the absent rank go on once the first warning has been repeated."""
+
+        def emit(self, record):
+            if "has been waiting for" in record.getMessage():
+                warnings.append(record.getMessage())
+                if len(warnings) > 1:
+                    free.set()
+
+    def main():
+        group = dist.new_group(timeout=20.0)
+        group.barrier()
+        if dist.get_rank() == 1:
+            free.wait(15)
+        group.barrier()
+
+    logger, handler = logging.getLogger("meshdist"), Warnings()
+    logger.addHandler(handler)
+    try:
+        dist.run(main, 3)
+    finally:
+        logger.removeHandler(handler)
+    first, second = warnings
+    assert len(first.splitlines()) > 2
+    again = re.search(r"has been waiting for (\S+) s \(timeout: 20 s\): (rank 1 has not reached .*)", second)
+    assert again, second
+    assert again[2] in first
+    assert "\n" not in second
+    assert float(again[1]) >= 2 * float(re.search(r"has been waiting for (\S+) s", first)[1]) - 0.2

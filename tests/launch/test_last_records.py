@@ -148,3 +148,38 @@ def test_the_signal_ends_the_process_as_before(tmp_path, how, status):
     )
     assert done.returncode == status, done.stderr
     assert (tmp_path / "records" / "rank_0.json").exists() == (how == "there")
+
+
+OF_A_LAUNCHER = """
+import signal, sys
+import meshdist as dist
+def mine(*args):
+    print("my own handler", flush=True)
+    sys.exit(3)
+if "handles" in sys.argv:
+    signal.signal(signal.SIGTERM, mine)
+before = signal.getsignal(signal.SIGTERM)
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0?rank=0&world_size=1")
+ours = signal.getsignal(signal.SIGTERM)
+assert (ours is before) == ("handles" in sys.argv), ours
+signal.raise_signal(signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize(("how", "status", "said"), [("handles", 3, "my own handler\n"), ("default", -15, "")])
+def test_the_report_of_a_hang_replaces_no_handler_and_keeps_the_exit_status(tmp_path, how, status, said):
+    import subprocess
+    import sys
+
+    (tmp_path / "script.py").write_text(OF_A_LAUNCHER)
+    place = {"SLURM_STEP_NODELIST": "node1", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
+    done = subprocess.run(
+        [sys.executable, "script.py", how],
+        cwd=tmp_path,
+        env=environment(**place),
+        timeout=60,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (status, said), done.stderr
+    assert "terminated" not in done.stderr  # it was in no hang

@@ -255,6 +255,15 @@ def test_the_same_error_of_several_ranks_is_told_once():
     assert _other_failures([*failures, another], shown=0) == [same, another.headline()]
 
 
+def test_errors_that_differ_in_the_own_rank_alone_are_told_once():
+    itself = "send on group 'world' (rank {0} of 8): dst is this rank, {0}, which has posted no receive with tag 0"
+    for kind, text in (("ValueError", itself), ("FileNotFoundError", "no such file: 'shard-{0}.npy'")):
+        failures = [failed(rank, kind, text.format(rank)) for rank in range(8)]
+        assert _other_failures(failures, shown=1) == ["ranks 0, 2-7: the same as rank 1"]
+    failures = [failed(rank, "KeyError", f"'{rank + 1}'") for rank in range(2)]
+    assert _other_failures(failures, shown=0) == [failures[1].headline()]
+
+
 def test_a_reason_that_ranks_name_in_different_calls_is_told_once():
     calls = [("ValueError", "mesh"), ("RuntimeError", "all_reduce on 'a'"), ("ValueError", "all_reduce on 'b'")]
     failures = [

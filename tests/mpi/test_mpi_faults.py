@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
 import textwrap
 import time
 
 import mpi_worlds
 import pytest
-from mpi_jobs import job
+from mpi_jobs import environment, job
+
+from meshdist.launch.mpirun import mpirun_command
 
 pytestmark = pytest.mark.timeout(120)
 LIBRARY = mpi_worlds.LIBRARIES[0]
@@ -150,3 +154,43 @@ def test_ctrl_c_in_a_wait(run):
     late = {tuple(line.split()[:2]): float(line.split()[2]) for line in done.stdout.splitlines()}
     assert len(late) == 6, done.stdout
     assert max(late.values()) < 2.0, late  # the waits themselves last for a minute
+
+
+HANGS = """
+    if rank == 1:
+        say("absent")
+        threading.Event().wait(60)
+    say("calling")
+    dist.all_reduce(np.ones(4))
+"""
+NOTICED_S = 2.0  # a wait of a second is one that a rank reports
+
+
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+@pytest.mark.parametrize("library", mpi_worlds.LIBRARIES)
+def test_ctrl_c_on_a_job_that_hangs_names_the_absent_rank_alone(tmp_path, library, backend):
+    script = tmp_path / "script.py"
+    script.write_text(BEGIN.replace('"mpi"', f'"{backend}"') + textwrap.dedent(HANGS))
+    python = str(mpi_worlds.environment(library))
+    command, pipe = [*mpirun_command(python, 3), python, str(script)], subprocess.PIPE
+    mpirun = subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
+    try:
+        assert sorted(mpirun.stdout.readline().strip() for _ in range(3)) == ["absent", "calling", "calling"]
+        time.sleep(NOTICED_S)
+        mpirun.send_signal(signal.SIGINT)
+        _, said = mpirun.communicate(timeout=30)
+    finally:
+        mpirun.kill()
+        mpirun.wait()
+    assert mpirun.returncode != 0
+    # Open MPI may kill a rank before it has said all.
+    assert re.search(
+        r"meshdist rank [02]: .* in all_reduce\(.*\), call 2 on 'world', .*, waiting for rank 1\b", said
+    ), said
+    assert "waiting for ranks" not in said
+
+
+def test_the_traceback_of_a_wrong_call_ends_at_the_line_of_the_script(run):
+    done, _ = run("dist.recv(np.ones(3), 7)")
+    assert "src must be a rank in the group" in done.stderr
+    assert set(re.findall(r'File "([^"]*)"', done.stderr)) == {path for path in done.args if path.endswith("script.py")}

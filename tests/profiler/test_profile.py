@@ -321,11 +321,11 @@ def test_the_table(terminal):
     terminal(200)
     assert str(timeline()).splitlines() == [
         "group  call        calls   bytes     time  waiting  share     mean  longest      bytes/s",
-        "tp     all_reduce      1  1000 B    11 ms    10 ms  11.0%    11 ms    21 ms  88.78 KiB/s",
-        "tp     recv          0.7   667 B  10.3 ms  6.67 ms  10.3%  15.5 ms    30 ms  63.00 KiB/s",
-        "tp     isend         0.7   667 B   667 us        0   0.7%     1 ms    11 ms    977 KiB/s",
+        "tp     all_reduce      1  1000 B  11.0 ms  10.0 ms  11.0%  11.0 ms  21.0 ms  88.78 KiB/s",
+        "tp     recv          0.7   667 B  10.3 ms  6.67 ms  10.3%  15.5 ms  30.0 ms  63.00 KiB/s",
+        "tp     isend         0.7   667 B   667 us        0   0.7%  1.00 ms  11.0 ms    977 KiB/s",
         "in communication: 22.0% of 100 ms, averaged over 3 ranks; least on rank 2 (2.0%), most on rank 0 (51.0%)",
-        "slowest: rank 2; the others waited 30 ms for it, in 2 of their calls",
+        "slowest: rank 2; the others waited 30.0 ms for it, in 2 of their calls",
     ]
 
 
@@ -346,7 +346,7 @@ def test_the_set_up_of_groups_is_told(is_warm):
 def test_much_set_up_has_a_line():
     events = [replace(made_up("all_reduce", 0, 40, 0), sets_up=True), made_up("all_reduce", 50, 60, 1)]
     lines = str(Timeline([Track(0, "here", 0, 100 * MS, events)])).splitlines()
-    assert lines[-1].startswith("of that, set-up of groups in their first calls: tp 40 ms; to exclude it")
+    assert lines[-1].startswith("of that, set-up of groups in their first calls: tp 40.0 ms; to exclude it")
 
 
 def test_set_up_is_neither_waiting_nor_slowness():
@@ -618,8 +618,8 @@ def test_the_picture_begins_after_the_set_up_of_groups():
 
     assert drawn((0, 80, 0, True), (85, 86, 1, False)) == (
         80,
-        "time (ms); left out: the first 80 ms, in which groups are set up",
-        "20 ms; 5% of the time in communication",
+        "time (ms); left out: the first 80.0 ms, in which groups are set up",
+        "20.0 ms; 5% of the time in communication",
     )
     # A group that is set up later, and a set-up that takes less than half of the picture, are shown.
     whole = "time (ms)", "100 ms; 81% of the time in communication"

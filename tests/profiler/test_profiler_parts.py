@@ -28,9 +28,9 @@ def test_clock_offset_ns():
 
 def test_duration_text():
     assert (duration_text(1.5), duration_text(0.0123456), duration_text(2e-6), duration_text(0)) == (
-        "1.5 s",
+        "1.50 s",
         "12.3 ms",
-        "2 us",
+        "2.00 us",
         "0",
     )
 

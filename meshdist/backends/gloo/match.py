@@ -10,7 +10,6 @@ from meshdist.arrays.host import Array
 from meshdist.backends.p2p.match_queue import MatchQueue
 from meshdist.backends.p2p.requests import NO_ARRAY, NO_TAG, Probing, RecvRequest, UnexpectedMessage
 from meshdist.errors import DistBackendError
-from meshdist.runtime.departure import failure_of
 from meshdist.runtime.waiting import Doorbell
 
 
@@ -129,11 +128,7 @@ class GlooRecvRequest(RecvRequest):
             self._receiver.move(self)  # the peer may have sent the message right before it left
             if self.done:
                 return
-            failure, tags = failure_of(error), self.other_tags()
-            if failure is not None and failure.departure.exit.is_orderly and self.instead():
-                error.add(tags)
-            elif failure is None and error.peer_failed and (instead := self.instead()):
-                error.add(f"; {instead}")  # all that might have sent are gone
+            self.add_instead(error)
             raise
 
     def arm(self, bell: Doorbell) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from types import TracebackType
 from typing import Any, NoReturn
 
 from meshdist.backends.mpi.library import Session
@@ -87,14 +88,19 @@ class Aborting:
     Attributes:
         shown: The previous hook.
         report: Has one rank call it for an error that several have; None before this rank has joined a world.
+        frames: Returns the part of the traceback to show; None before this rank has joined a world.
     """
 
     def __init__(self, shown: Callable[..., Any]) -> None:
         self.shown = shown
         self.report: SharedReport | None = None
+        self.frames: Callable[[BaseException], TracebackType | None] | None = None
 
     def __call__(self, *error: Any) -> None:
-        self.end(error[1], *error)
+        kind, exception, frames = error
+        if self.frames is not None:
+            frames = self.frames(exception)
+        self.end(exception, kind, exception.with_traceback(frames), frames)
 
     def end(self, exception: BaseException, *error: Any) -> None:
         """Show an uncaught exception by the previous hook, which takes it as `error`, and abort the job."""
@@ -137,15 +143,15 @@ def abort_on_early_exceptions() -> None:
         sys.excepthook = Aborting(sys.excepthook)
 
 
-def report_once(report: SharedReport) -> Callable[[], None]:
-    """Have uncaught exceptions shown by one of the ranks that have them; return a function to undo it."""
+def report_once(report: SharedReport, frames: Callable[[BaseException], TracebackType | None]) -> Callable[[], None]:
+    """Have uncaught exceptions shown with `frames`, by one of the ranks that have them; return what undoes that."""
     hooks = [hook for hook in (sys.excepthook, threading.excepthook) if isinstance(hook, Aborting)]
     for hook in hooks:
-        hook.report = report
+        hook.report, hook.frames = report, frames
 
     def undo() -> None:
         for hook in hooks:
-            hook.report = None
+            hook.report = hook.frames = None
 
     return undo
 

@@ -25,7 +25,8 @@ from meshdist.backends.p2p.requests import (
     arrive,
     post,
 )
-from meshdist.runtime.departure import Departure, peer_gone
+from meshdist.errors import DistBackendError
+from meshdist.runtime.departure import Departure, LeftOut, peer_gone
 from meshdist.runtime.peer_monitor import PeerMonitor
 from meshdist.runtime.waiting import Incoming, Probe, Waitable
 from meshdist.system.deadline import Deadline
@@ -128,13 +129,13 @@ class P2P:
             src, departure = self.failure
             raise peer_gone(self.queue.describe(src), departure, rank=self.global_rank(src))
 
-    def check(self, places: list[int]) -> None:
-        """Raise DistBackendError if all of these ranks are gone, so that no message can arrive from or at them."""
+    def check(self, places: list[int], left_out: LeftOut) -> None:
+        """Raise DistBackendError if all of these ranks are gone without doing `left_out`."""
         self.dispatcher.poll()
         self._backend.look()
         gone = [self._backend.options.gone(place) for place in places]
         if None not in gone and gone[0] is not None:
-            raise peer_gone(self.queue.describe(places[0]), gone[0], rank=self.global_rank(places[0]))
+            raise peer_gone(self.queue.describe(places[0]), gone[0], left_out, rank=self.global_rank(places[0]))
 
     def global_rank(self, place: int) -> int:
         return self._backend.options.ranks[place]
@@ -166,7 +167,9 @@ class _Message(UnexpectedMessage):
 
 
 class _Watched(Polled):
-    """A request that fails when its peers are gone."""
+    """A request that fails when its peers are gone, which then have not done `left_out`."""
+
+    left_out: LeftOut
 
     def __init__(self, p2p: P2P, places: list[int]) -> None:
         super().__init__()
@@ -176,7 +179,7 @@ class _Watched(Polled):
 
     def check(self) -> None:
         if self.p2p.failure is not None or self._monitor.is_due():
-            self.p2p.check(self._places)
+            self.p2p.check(self._places, self.left_out)
 
 
 class _Room(Polled):
@@ -199,6 +202,8 @@ class _Room(Polled):
 class _SendRequest(_Watched, SendRequest):
     """A long message in flight."""
 
+    left_out = LeftOut.RECEIVE
+
     def __init__(self, p2p: P2P, requests: Requests, dst: int) -> None:
         super().__init__(p2p, [dst])
         self._requests = requests
@@ -214,9 +219,18 @@ class _SendRequest(_Watched, SendRequest):
 
 
 class _RecvRequest(_Watched, RecvRequest):
+    left_out = LeftOut.SEND
+
     def __init__(self, p2p: P2P, array: Array, dtype_name: bytes, wanted: int | None, tag: int) -> None:
         _Watched.__init__(self, p2p, p2p.others() if wanted is None else [wanted])
         RecvRequest.__init__(self, array, dtype_name, wanted, tag, p2p.queue)
+
+    def check(self) -> None:
+        try:
+            super().check()
+        except DistBackendError as error:
+            self.add_instead(error)
+            raise
 
     def progress(self) -> None:
         if self.message is None:

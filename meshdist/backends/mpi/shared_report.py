@@ -12,10 +12,11 @@ import json
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 
 from meshdist.errors import DistError
-from meshdist.runtime.rank_text import ranks_text, without_own_rank
+from meshdist.runtime.rank_text import ranks_text, same_but_for_rank
 from meshdist.store import Store
 from meshdist.system.deadline import Deadline
 from meshdist.system.platform import start_thread
@@ -75,7 +76,8 @@ class SharedReport:
         told = self._store.compare_set(_FIRST, "", mine).decode()
         if told == mine:
             return _Part.FIRST
-        if not follows and json.loads(told)[1] != _what(error):
+        first_rank, first_told = json.loads(told)
+        if not follows and not same_but_for_rank(_what(error), self._rank, first_told, first_rank):
             return _Part.ALONE
         self._store.wait([_SHOWN], _PATIENCE_S)
         self._store.append(_OTHERS, f"{self._rank} ")
@@ -94,10 +96,15 @@ class SharedReport:
                 )
 
 
+def has_shown_error(store: Store) -> bool:
+    """Return whether a rank of the world has shown an error, or is about to."""
+    return store.check([_FIRST])
+
+
 def _what(error: BaseException) -> str:
-    """Return the error in a line that is equal on all ranks that have it."""
+    """Return the error in a line that is equal on all ranks that have it, but for their own numbers."""
     message = error.what if isinstance(error, DistError) else str(error)
-    return f"{type(error).__name__}: {without_own_rank(message).strip().partition(chr(10))[0]}"
+    return f"{type(error).__name__}: {message.strip().partition(chr(10))[0]}"
 
 
 def _in_time(call: Callable[[], None]) -> None:
@@ -114,4 +121,5 @@ def _in_time(call: Callable[[], None]) -> None:
         start_thread(thread)
     except DistError:
         return
-    thread.join(_ANSWER_S)
+    with suppress(KeyboardInterrupt):  # the rank ends in any case
+        thread.join(_ANSWER_S)

@@ -20,6 +20,7 @@ from meshdist.backends.p2p.eager_messages import (
 )
 from meshdist.backends.p2p.match_queue import MatchQueue
 from meshdist.errors import DistBackendError
+from meshdist.runtime.departure import failure_of
 from meshdist.runtime.flight_recorder import tag_text
 from meshdist.runtime.waiting import Doorbell, Found, Incoming, Probe, Waitable
 from meshdist.system.plurals import counted
@@ -124,6 +125,14 @@ class RecvRequest(Incoming):
         """Return the end of an error: the awaited tag, and the messages that are there; empty in collectives."""
         instead = self.instead()
         return "" if self.tag < 0 else f"{tag_text(' with tag ', self.tag)}{'; ' if instead else ''}{instead}"
+
+    def add_instead(self, error: DistBackendError) -> None:
+        """Add to the error of sources that have left which messages have come, if any have."""
+        failure, instead = failure_of(error), self.instead()
+        if instead and failure is not None and failure.departure.exit.is_orderly:
+            error.add(self.other_tags())
+        elif instead and failure is None and error.peer_failed:  # all that might have sent are gone
+            error.add(f"; {instead}")
 
     def missing(self) -> str:
         return f"a message from {self.source_words()}{self.other_tags()}"

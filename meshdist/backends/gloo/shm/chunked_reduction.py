@@ -38,15 +38,21 @@ _WHOLE_CHUNKS, _MOST_RANKS_ALONE = (128 << 10, 512 << 10), 4
 _QUICK_KINDS, _SLOW_CODES = "biufc", "egG"
 
 
+_PART = "each rank reduces a part, in "
+
+
 def ways_in_chunks(shm: ShmGroup, spec: ReductionSpec) -> Ways[ReductionSpec]:
     """Return the ways to reduce chunk by chunk, beginning with the default."""
     slot_bytes, size = shm.region.slots.slot_bytes, shm.backend.size
     if spec.keeps:
         chunks = dict.fromkeys((slot_bytes, min(slot_bytes, _WHOLE_CHUNK_BYTES)))
-        return {f"segments, {chunks_of(chunk)}": partial(ReduceOwnSegments, chunk_bytes=chunk) for chunk in chunks}
+        return {f"{_PART}{chunks_of(chunk)}": partial(ReduceOwnSegments, chunk_bytes=chunk) for chunk in chunks}
     chunks = dict.fromkeys(min(slot_bytes, chunk) for chunk in (_WHOLE_CHUNK_BYTES, *_WHOLE_CHUNKS))
-    whole = {f"whole {chunks_of(chunk)}": partial(ReduceWholeChunks, chunk_bytes=chunk) for chunk in chunks}
-    segments: Ways[ReductionSpec] = {f"segments, {chunks_of(slot_bytes)}": ReduceInSegments}
+    whole = {
+        f"each rank reduces all, in {chunks_of(chunk)}": partial(ReduceWholeChunks, chunk_bytes=chunk)
+        for chunk in chunks
+    }
+    segments: Ways[ReductionSpec] = {f"{_PART}{chunks_of(slot_bytes)}": ReduceInSegments}
     if size <= RANKS_ALONE and is_added_quickly(spec.dtype):
         return {**whole, **segments}
     return {**segments, **whole} if size <= _MOST_RANKS_ALONE else segments

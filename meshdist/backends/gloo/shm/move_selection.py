@@ -110,7 +110,7 @@ def moved_bytes(shm: ShmGroup, spec: TransferSpec, longest: int) -> int:
 def _in_words(written: float) -> str:
     if written in (0, 1):
         return WRITTEN if written else READ
-    return f"read, and {written:.0%} written"
+    return f"{written:.0%} written by the sender, the rest read by the receiver"
 
 
 def moves_through_slots(shm: ShmGroup, spec: TransferSpec, longest: int) -> bool:

@@ -55,8 +55,8 @@ def plan_reduction(shm: ShmGroup, call: Call, spec: ReductionSpec) -> Plan:
     reading: dict[str, Callable[[ShmGroup, Call, ReductionSpec], BarrierPlan]] = {}
     if shm.single_copy and spec.in_place:
         if shm.writes and spec.reduces_for_all:
-            reading["read and written by its reducer"] = partial(SingleCopyReduce, written=1)
-        reading["read by its reducer"] = SingleCopyReduce
+            reading["each rank reads, reduces and writes a part"] = partial(SingleCopyReduce, written=1)
+        reading["each rank reads and reduces a part"] = SingleCopyReduce
     if one_step and spec.put_bytes <= REDUCE_ALONE_BYTES // call.size:
         ways = {**one_step, **in_chunks, **reading}
         return fastest(shm, call, spec, spec.put_bytes, ways, least_bytes=LEAST_IN_CHUNKS)

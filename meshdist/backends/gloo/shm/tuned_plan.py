@@ -22,12 +22,13 @@ Ways: TypeAlias = "Mapping[str, Callable[[ShmGroup, Call, Spec], BarrierPlan]]"
 # The time, and how often this rank had lost its core.
 Moment: TypeAlias = "tuple[int, int]"
 
-ONE_STEP = "one step"
+ONE_STEP = "one step"  # the names of ways are explained in docs/performance.md
 
 
 def chunks_of(num_bytes: int) -> str:
     """Return the chunks of a way in words."""
-    return f"chunks of {num_bytes >> 10} KiB"
+    mebibytes, rest = divmod(num_bytes, 1 << 20)
+    return f"chunks of {num_bytes >> 10} KiB" if rest or not mebibytes else f"chunks of {mebibytes} MiB"
 
 
 def kind_of(call: Call) -> str:

@@ -106,7 +106,7 @@ class Trials:
 
     def choice(self) -> Choice:
         times = {way: 1e-9 * ns for way, ns in zip(self.ways, self.shortest_ns, strict=True) if ns is not None}
-        return Choice(self.kind, self.most_bytes, tuple(self.ways), self.chosen, times)
+        return Choice(self.kind, self.most_bytes, tuple(self.ways), self.chosen, times, self._worthwhile)
 
     @property
     def is_first(self) -> bool:
