@@ -315,7 +315,7 @@ def scatter(
     axis: int | None = None,
     dim: int | None = None,
 ) -> ArrayTree:
-    """Return this rank's block of those of one rank.
+    """Distribute what one rank has over the group, and return this rank's block.
 
     The blocks are given in one of two forms. In the first, only the source passes something: the blocks as `x`, and the
     other ranks None. They learn from the source what they receive, which takes two more calls. In the second, torch's,

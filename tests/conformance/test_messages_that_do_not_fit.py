@@ -95,6 +95,20 @@ def test_a_deadlock_of_an_exchange_is_explained_once(worlds, backend):
     assert all(words.count("all ranks along") <= 1 for words in told), told
 
 
+def exchanging_with_one_that_leaves():
+    group = dist.new_group()
+    mesh = dist.DeviceMesh.from_group(group, "cpu", mesh_dim_names=("x",))
+    if group.rank() == 1:
+        dist.destroy_process_group(group)
+        return ""
+    return own_error(lambda: mesh.halo_exchange(np.ones((4, 2)), periodic=True))
+
+
+def test_a_rank_that_leaves_has_not_made_the_call(worlds, backend):
+    words, _ = worlds.world(backend, 2).run(exchanging_with_one_that_leaves)
+    assert " without making this call; all ranks along 'x' must call it" in words
+
+
 # What the first rank does, and what the others do; both have arrays of as many elements.
 OTHERWISE = {
     "shift: shape": lambda m, first: m.shift(np.ones((2, 3) if first else (3, 2))),

@@ -78,7 +78,8 @@ class RecvRequest(Incoming):
             any_number = "recv_object_list with an empty list receives any number"
             return counted(sent, "object"), f", but this call receives {length}; {any_number}"
         if sent is not None:
-            return f"a list of {counted(sent, 'object')}", ", not an array; receive it with recv_object_list"
+            receive = "recv_object or recv_object_list" if sent == 1 else "recv_object_list"
+            return f"a list of {counted(sent, 'object')}", f", not an array; receive it with {receive}"
         if self._dtype_name.startswith(OBJECTS):
             return f"an array ({text_of(dtype)}, {size})", ", not a list of objects; receive it with recv"
         if self._has_place_for(num_bytes, dtype):
