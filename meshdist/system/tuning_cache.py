@@ -19,13 +19,17 @@ DIRECTORY = "MESHDIST_CACHE_DIR"
 """Where the choices are remembered, instead of the user's cache directory."""
 
 # The meaning and the speed of the ways, and what was measured: choices of a different version are ignored.
-_VERSION = 4
+_VERSION = 5
+_PARTS = ("choices", "candidates")
 _log = logging.getLogger("meshdist")
 _told: set[str] = set()
 
 
 class TuningCache:
     """The remembered choices for groups of `num_ranks` ranks on this machine: its processor, cores and kernel.
+
+    One job alone may have been disturbed without noticing: what it has measured is a candidate, until the next job that
+    measures it chooses the same.
 
     A file that is missing, damaged, or of another machine has no choices; one that cannot be written is left. Both are
     said once.
@@ -34,21 +38,28 @@ class TuningCache:
     def __init__(self, num_ranks: int) -> None:
         self._ranks = str(num_ranks)
 
-    def choice(self, kind: str) -> str | None:
+    def choice(self, kind: str, *, or_candidate: bool = False) -> str | None:
         """Return the chosen way for a kind of call; None if it is not remembered."""
-        way = self._choices.get(kind)
+        choices, candidates = self._known
+        way = choices.get(kind, candidates.get(kind) if or_candidate else None)
         return way if isinstance(way, str) else None
 
-    def update(self, choices: Mapping[str, str]) -> None:
-        """Add choices to the file."""
+    def update(self, measured: Mapping[str, str], *, is_final: bool = False) -> None:
+        """Add what was measured to the file: as choices if the last job chose the same, or if it `is_final`."""
         path = path_of(self._machine)
         # Another job may have added choices since this one read them; of two that write now, the later one counts.
         content = self._read()
-        known = content.setdefault(self._ranks, {})
-        if path is None or known == {**known, **choices}:
+        choices, candidates = (kinds.setdefault(self._ranks, {}) for kinds in content)
+        if path is None or choices == {**choices, **measured}:
             return
-        known.update(choices)
-        text = json.dumps({"version": _VERSION, "machine": self._machine, "choices": content}, indent=1)
+        for kind, way in measured.items():
+            if is_final or candidates.get(kind) == way:
+                choices[kind] = way
+                candidates.pop(kind, None)
+            else:
+                candidates[kind] = way
+        of_all = dict(zip(_PARTS, content, strict=True))
+        text = json.dumps({"version": _VERSION, "machine": self._machine, **of_all}, indent=1)
         try:
             import tempfile  # few jobs write
 
@@ -67,25 +78,27 @@ class TuningCache:
         return f"{known['CPU']}, {available_cores()} cores, {known['kernel']}, {with_core}"
 
     @cached_property
-    def _choices(self) -> dict[str, Any]:
-        known: dict[str, Any] = self._read().get(self._ranks, {})
-        return known
+    def _known(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        choices, candidates = (kinds.get(self._ranks, {}) for kinds in self._read())
+        return choices, candidates
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the choices, and the candidates, by the number of ranks and the kind of call."""
         path = path_of(self._machine)
         if path is None:
-            return {}
+            return {}, {}
         try:
             with open(path) as file:
                 found = json.load(file)
             if (found["version"], found["machine"]) != (_VERSION, self._machine):
-                return {}
-            return {ranks: dict(choices) for ranks, choices in found["choices"].items()}
+                return {}, {}
+            choices, candidates = ({ranks: dict(kinds) for ranks, kinds in found[part].items()} for part in _PARTS)
+            return choices, candidates
         except (FileNotFoundError, NotADirectoryError):
-            return {}
+            return {}, {}
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             _tell(f"{path} is ignored; it should hold measured choices of plans: {type(error).__name__}: {error}")
-            return {}
+            return {}, {}
 
 
 def path_of(machine: str) -> str | None:

@@ -354,7 +354,7 @@ def test_the_next_group_begins_with_what_was_measured(pair, tmp_path):
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 1}', '{"version": 1, "machine": 3, "choices": []}'])
 def test_a_damaged_file_is_ignored_and_told_once(tmp_path, monkeypatch, caplog, content):
     monkeypatch.setenv(tuning_cache.DIRECTORY, str(tmp_path))
-    TuningCache(2).update({"call": "way"})
+    TuningCache(2).update({"call": "way"}, is_final=True)
     [path] = tmp_path.iterdir()
     assert TuningCache(2).choice("call") == "way"
     assert TuningCache(3).choice("call") is None
@@ -362,13 +362,21 @@ def test_a_damaged_file_is_ignored_and_told_once(tmp_path, monkeypatch, caplog, 
     for _ in range(2):
         assert TuningCache(2).choice("call") is None
     assert len(caplog.records) <= 1
-    TuningCache(2).update({"call": "other way"})
+    TuningCache(2).update({"call": "other way"}, is_final=True)
     assert TuningCache(2).choice("call") == "other way"
+
+
+def test_what_one_job_alone_has_measured_is_measured_again(tmp_path, monkeypatch):
+    monkeypatch.setenv(tuning_cache.DIRECTORY, str(tmp_path))
+    for way, remembered in (("way", None), ("other way", None), ("other way", "other way"), ("way", "other way")):
+        TuningCache(2).update({"call": way})
+        assert TuningCache(2).choice("call") == remembered
+        assert TuningCache(2).choice("call", or_candidate=True) == (remembered or way)
 
 
 def test_a_file_of_another_machine_is_ignored(tmp_path, monkeypatch):
     monkeypatch.setenv(tuning_cache.DIRECTORY, str(tmp_path))
-    TuningCache(2).update({"call": "way"})
+    TuningCache(2).update({"call": "way"}, is_final=True)
     [path] = tmp_path.iterdir()
     path.write_text(path.read_text().replace('"machine": "', '"machine": "another '))
     assert TuningCache(2).choice("call") is None

@@ -147,11 +147,11 @@ def test_remembered_choices_are_read_or_ignored(tmp_path, monkeypatch, data):
     monkeypatch.setenv(DIRECTORY, str(tmp_path))
     machine = TuningCache(2)._machine  # its file is named after it
     path = path_of(machine)
-    right = {"version": _VERSION, "machine": machine, "choices": {"2": {"all_reduce": "ring"}}}
+    right = {"version": _VERSION, "machine": machine, "choices": {"2": {"all_reduce": "ring"}}, "candidates": {}}
     Path(path).write_bytes(data.draw(st.one_of(documents(right), st.just(DEEP))))
     cache = TuningCache(2)
     assert cache.choice("all_reduce") is None or isinstance(cache.choice("all_reduce"), str)
-    cache.update({"broadcast": "tree"})
+    cache.update({"broadcast": "tree"}, is_final=True)
     assert TuningCache(2).choice("broadcast") == "tree"
 
 

@@ -7,8 +7,8 @@ single call between two comparisons would show less than its price: its end and 
 each other without a step (of all-to-alls of 1 MiB between 4 ranks on 2 cores, those through the slots looked as fast as
 those that read, and took twice as long in a row).
 
-The choice is kept for the group, and remembered for the machine: see `meshdist.system.tuning_cache`. All ways give the
-same bits.
+The choice is kept for the group, and remembered for the machine once two jobs have made it: see
+`meshdist.system.tuning_cache`. All ways give the same bits.
 """
 
 from __future__ import annotations
@@ -185,7 +185,9 @@ class Tuning:
         return known
 
     def remembered(self, trials: Trials) -> int | None:
-        way = None if self._cache is None or self.mode is Mode.FORCE else self._cache.choice(trials.key)
+        if self._cache is None or self.mode is Mode.FORCE:
+            return None
+        way = self._cache.choice(trials.key, or_candidate=self.mode is Mode.CACHED)
         return trials.ways.index(way) if way in trials.ways else None
 
     def choices(self) -> list[Choice]:
@@ -199,4 +201,4 @@ class Tuning:
             if trials.is_measured and (self.mode is Mode.FORCE or not trials.was_disturbed)
         }
         if self._cache is not None and measured:
-            self._cache.update(measured)
+            self._cache.update(measured, is_final=self.mode is Mode.FORCE)
