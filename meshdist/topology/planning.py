@@ -144,7 +144,7 @@ def plan(
             1   4   4  1.69 s  1.44 s   247 ms
             2   8   2  1.84 s  1.76 s  82.2 ms
             3   2   8  1.85 s  1.28 s   575 ms
-            4  16   1   2.4 s   2.4 s        0
+            4  16   1  2.40 s  2.40 s        0
             5   1  16  2.46 s       0   2.46 s
     """
     cost = topology if isinstance(topology, CostModel) else CostModel(topology)
