@@ -222,6 +222,7 @@ def test_info_draws_a_table_on_a_terminal(saved, capsys, monkeypatch):
     assert re.search(r"│ +own\.rank00001 +│ +int64 ", capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_info_writes_a_line_for_each_array_into_a_pipe(tmp_path):
     names = ["layers.0." + "long" * 30, *(f"n{n:04}" * 30 for n in range(2000))]
     meshdist.run(lambda: save(tmp_path, dict.fromkeys(names, np.float64(1))), 1)

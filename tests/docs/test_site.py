@@ -101,6 +101,7 @@ def test_the_collectives_begin_with_a_table_of_the_functions(site):
     assert "Wait until all ranks of the group have called." in begin
 
 
+@pytest.mark.slow
 def test_the_site_does_not_say_how_to_build_it(site):
     pages = [site / "index.html", site / "api.html", *(site / "api").glob("*.html")]
     assert [page.name for page in pages if "sphinx-build" in page.read_text()] == []

@@ -157,6 +157,7 @@ def test_the_last_state_of_a_rank_is_kept_though_it_does_not_wait_for_the_answer
     assert last[0]["reason"] == TIMED_OUT
 
 
+@pytest.mark.slow
 def test_a_warning_is_repeated_in_a_line_while_the_hang_is_the_same():
     warnings, free = [], threading.Event()
 
