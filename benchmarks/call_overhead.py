@@ -17,6 +17,7 @@ from sidebyside import machine, report
 from sidebyside.options import positive
 
 import meshdist as dist
+from meshdist.core import Record
 from meshdist.runtime.flight_recorder import FlightRecorder, clock, place_of
 
 LAYER_US, RECORD_US = 0.8, 0.3
@@ -35,7 +36,7 @@ def recording() -> Callable[[], object]:
     def record() -> None:
         code, instruction = place_of(sys._getframe(1))
         now = clock()
-        kept = [None, 1, now, now, 0, code, instruction]
+        kept = Record(None, 1, now, now, code, instruction)
         keep(kept)
         kept.completed = clock()
 

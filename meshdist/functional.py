@@ -457,7 +457,7 @@ def reduce_scatter_tensor(
 
 @overload
 def all_to_all(
-    x: Sequence[AnyArray], group: GroupLike = None, *, axis: None = None, dim: None = None
+    x: Sequence[AnyArray] | AnyArray, group: GroupLike = None, *, axis: None = None, dim: None = None
 ) -> list[Array]: ...
 @overload
 def all_to_all(x: AnyArray, group: GroupLike = None, *, axis: int, dim: None = None) -> Array: ...

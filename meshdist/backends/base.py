@@ -355,6 +355,12 @@ class LonePlan(Plan):
                 flat(taken)[...] = flat(given)
 
 
+def plan_alone(backend: Backend, call: Call) -> Plan:
+    """Return the plan of a call in a group of one rank."""
+    # The exscan of the first rank is the identity of the reduction.
+    return (DefaultPlan if call.collective.native == "exscan" else LonePlan)(backend, call)
+
+
 def _compare_calls(backend: Backend, signature: Signature) -> Iterator[Waitable]:
     """Compare this rank's call with those of others; raise DistBackendError if another rank makes another call."""
     text = signature.text.encode()[:_TEXT_BYTES]

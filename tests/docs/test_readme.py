@@ -58,7 +58,7 @@ def test_program_prints_what_the_readme_says(name, text, command, output, tmp_pa
 
 @pytest.mark.parametrize(
     ("mark", "main_part"),
-    [("job", r"\.venv/bin/meshrun -n 4 \S+\.py .*"), ("tests", r".* -m pytest -n 3 --dist loadfile")],
+    [("job", r"\.venv/bin/meshrun -n 4 \S+\.py .*"), ("tests", r".* -m pytest -n 4 --dist loadfile")],
 )
 def test_command_is_one_line_that_sets_up_and_runs(mark, main_part):
     blocks = re.findall(rf"<!-- ci: {mark} -->\n```sh\n(.*?)```", README, re.DOTALL)

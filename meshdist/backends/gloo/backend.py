@@ -11,7 +11,7 @@ import numpy as np
 
 from meshdist.arrays.host import Array
 from meshdist.backends.backend_options import BackendOptions
-from meshdist.backends.base import Backend, Choice, FastPath, LonePlan, Plan
+from meshdist.backends.base import Backend, Choice, FastPath, Plan, plan_alone
 from meshdist.backends.gloo.p2p.p2p import P2P
 from meshdist.backends.gloo.published import naming_ended_rank
 from meshdist.backends.gloo.shm.barrier_plans import OneStep, StepCopies
@@ -84,7 +84,7 @@ class GlooBackend(Backend):
             if self._inter_host is not None:
                 return self._inter_host.plan(call)
             if self.size == 1:
-                return LonePlan(self, call)
+                return plan_alone(self, call)
             describe = definition_of(call.collective).dataflow.spec
             if describe is not None:
                 spec = describe(call)

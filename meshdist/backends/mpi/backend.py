@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshdist.backends.base import DefaultPlan, LonePlan, Plan
+from meshdist.backends.base import DefaultPlan, Plan, plan_alone
 from meshdist.backends.mpi import plans
 from meshdist.backends.mpi.cuda_aware import CudaAwareCalls, is_cuda_aware
 from meshdist.backends.mpi.group import MpiGroup
@@ -23,7 +23,7 @@ class MpiBackend(MpiGroup):
         if call.collective.composition is not None:
             return super().prepare(call)
         if self.size == 1:
-            return LonePlan(self, call)
+            return plan_alone(self, call)
         make = _PLANS.get(call.collective.native)
         if make is None or self._is_too_large(call):
             return DefaultPlan(self, call)
