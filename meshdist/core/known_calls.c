@@ -501,7 +501,8 @@ void call_failed(Calls *calls, PyObject *prefix, const Record *record)
     PyErr_NormalizeException(&type, &error, &trace);
     if (trace != NULL)
         PyException_SetTraceback(error, trace);
-    PyObject *raised = PyObject_CallFunctionObjArgs(calls->fail, error, prefix, record == NULL ? Py_None : (PyObject *)record, NULL);
+    PyObject *of_call = record == NULL ? Py_None : (PyObject *)record;
+    PyObject *raised = PyObject_CallFunctionObjArgs(calls->fail, error, prefix, of_call, NULL);
     Py_XDECREF(raised); /* it raises */
     Py_XDECREF(type);
     Py_XDECREF(error);
@@ -755,7 +756,7 @@ static PyObject *run_memo(Function *self, Memo *memo, PyObject *const *args)
     if (is_exchange)
         return run_exchange(memo, args, send, recv);
     PyObject *code = is_step ? NULL : place_of_user(&instruction);
-    if (code == NULL && !(is_step && PyEval_GetFrame() != NULL))
+    if (is_step ? PyEval_GetFrame() == NULL : code == NULL)
         return NULL;
     memo->num_users++; /* it may be dropped while this waits */
     PyObject *result = NULL;

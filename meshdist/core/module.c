@@ -28,7 +28,8 @@ PyMODINIT_FUNC PyInit__core(void)
     if (add_type(module, &barrier_spec, &barrier_type) < 0 || add_type(module, &step_spec, &step_type) < 0
         || add_type(module, &ring_spec, &ring_type) < 0 || add_type(module, &function_spec, &function_type) < 0
         || add_type(module, &calls_spec, &calls_type) < 0 || add_type(module, &try_lock_spec, &try_lock_type) < 0
-        || add_type(module, &record_spec, &record_type) < 0 || add_type(module, &handle_spec, &handle_type) < 0 || PyModule_AddFunctions(module, work_functions) < 0
+        || add_type(module, &record_spec, &record_type) < 0
+        || add_type(module, &handle_spec, &handle_type) < 0 || PyModule_AddFunctions(module, work_functions) < 0
         || add_type(module, &inbox_spec, &inbox_type) < 0 || PyModule_AddFunctions(module, object_functions) < 0
         || PyModule_AddFunctions(module, copy_functions) < 0
         || add_type(module, &object_sender_spec, &object_sender_type) < 0

@@ -8,10 +8,10 @@ PyTypeObject *record_type;
 /* `is_ours` of `call_site`: whether a file is one of the package's. */
 static PyObject *is_ours;
 
-/* Code objects by address, and whether they are the package's. */
-enum { NUM_CODES = 256 };
+/* For code that has made calls: whether it is the package's. A place is taken by the last code that falls on it. */
+enum { NUM_CODES = 128 };
 static struct {
-    PyObject *code; /* owned */
+    PyObject *code;
     bool is_ours;
 } codes[NUM_CODES];
 
