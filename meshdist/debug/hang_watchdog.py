@@ -3,9 +3,9 @@
 A rank that has waited for a tenth of its timeout, at least 3 s and 30 s at most, starts a thread, which ends with the
 wait. The thread publishes the state of this rank, as in all ranks in a long wait, and asks the ranks that do not wait.
 The lowest waiting rank builds the graph, logs a warning, and publishes its finding. It warns again each time the wait
-has lasted twice as long, in a line if the cause is still the same. A rank whose timeout expires adds
-the finding to its error, and publishes its last state: the others wait on, and may ask when it is gone. Before the
-first long wait there is no thread, no connection, and no key in the store.
+has lasted twice as long, in a line if the cause is still the same. A rank whose timeout expires adds the finding to its
+error, and publishes its last state: the others wait on, and may ask when it is gone. Before the first long wait there
+is no thread, no connection, and no key in the store.
 """
 
 from __future__ import annotations
