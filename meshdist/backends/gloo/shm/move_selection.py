@@ -184,8 +184,8 @@ class AgreedMove(BarrierPlan):
         begun = self._run_compiled(send, recv)
         if not begun:
             self._run_rest(send, recv, began, has_begun=begun is None)
-        elif self._step is None:
-            self._take_steps(self._tuned.ends(began))
+        elif self._step is None and self._tuned.ended(began):
+            self._take_steps(self._tuned.compare())
 
     def run_strided(self, send: Buffers, recv: Buffers, plain: Plain) -> None:
         is_strided = not all(array.flags.c_contiguous for array in (*each(send), *each(recv)))
@@ -293,7 +293,8 @@ class AgreedMove(BarrierPlan):
             yield from self._bulk.after_first_step(send, recv, phase)
         else:
             yield from self._reading.copy(self._spec.give(send), self._spec.take(recv), phase)
-            yield from self._tuned.ends(began)
+            if self._tuned.ended(began):
+                yield from self._tuned.compare()
 
     def _compare(self, phase: int) -> None:
         sizes = self._tables[phase][:, :, 1:3].copy()

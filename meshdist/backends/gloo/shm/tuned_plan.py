@@ -47,15 +47,15 @@ def fastest(
     one for fewer than `least_bytes`. `num_bytes` is equal on all ranks.
     """
     names = list(ways) if num_bytes >= least_bytes else list(ways)[:1]
-    chosen = shm.tuning.trials(kind_of(call), num_bytes, names).chosen
-    if chosen is not None:
-        return ways[names[chosen]](shm, call, spec)
+    trials = shm.tuning.trials(kind_of(call), num_bytes, names)
+    if trials.is_final:
+        return ways[trials.next](shm, call, spec)
     plans = {name: ways[name](shm, call, spec) for name in names}
     return TunedPlan(shm, call, plans).over(num_bytes, names)
 
 
 class TunedPlan(BarrierPlan):
-    """Tries several `plans` of one call, one for each way, and then runs the fastest."""
+    """Runs one of several `plans` of one call, one for each way: that which is the fastest, or is to be tried."""
 
     def __init__(self, shm: ShmGroup, call: Call, plans: Mapping[str, BarrierPlan]) -> None:
         super().__init__(shm.barrier, shm.backend, call)
@@ -80,38 +80,43 @@ class TunedPlan(BarrierPlan):
     def run(self, send: Buffers, recv: Buffers) -> None:
         began = self.begins()
         self._plans[self.way].run(send, recv)
-        self._take_steps(self.ends(began))
+        if self.ended(began):
+            self._take_steps(self.compare())
 
     def run_strided(self, send: Buffers, recv: Buffers, plain: Plain) -> None:
         began = self.begins()
         self._plans[self.way].run_strided(send, recv, plain)
-        self._take_steps(self.ends(began))
+        if self.ended(began):
+            self._take_steps(self.compare())
 
     def first_step(self, send: Buffers, recv: Buffers) -> Callable[[], object]:
         began = self.begins()
-        rest = self._plans[self.way].first_step(send, recv)
-        return rest if began is None else partial(self._finish, rest, began)
+        return partial(self._finish, self._plans[self.way].first_step(send, recv), began)
 
-    def _finish(self, rest: Callable[[], object], began: Moment) -> None:
+    def _finish(self, rest: Callable[[], object], began: Moment | None) -> None:
         rest()
-        self._take_steps(self.ends(began))
+        if self.ended(began):
+            self._take_steps(self.compare())
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
         began = self.begins()
         yield from self._plans[self.way].steps(send, recv)
-        yield from self.ends(began)
+        if self.ended(began):
+            yield from self.compare()
 
     def begins(self) -> Moment | None:
-        """Return when a call begins; None if the way is chosen."""
-        return self._now() if self._trials.chosen is None else None
+        """Return when a call begins; None if no ways are being tried."""
+        return self._now() if self._trials.goes_on else None
 
-    def ends(self, began: Moment | None) -> Iterator[BarrierWait]:
-        """Take in a call that was carried out in this way; after some, the ranks compare them."""
-        now = self._now() if self._trials.chosen is None else None
-        if now is not None and self._trials.ended(began or now, now):
-            yield from self._compare()
+    def ended(self, began: Moment | None) -> bool:
+        """Take in a call that was carried out in this way; return whether the ranks are to `compare` now."""
+        if not self._trials.goes_on:
+            self._trials.passed()
+            return False
+        now = self._now()
+        return self._trials.ended(began or now, now)
 
-    def _compare(self) -> Iterator[BarrierWait]:
+    def compare(self) -> Iterator[BarrierWait]:
         """Tell the others when this rank began and ended the calls of a run, and take in what all tell."""
         trials, run = self._trials, self._trials.take_run()
         remembered = self._shm.tuning.remembered(trials) if trials.is_first else None

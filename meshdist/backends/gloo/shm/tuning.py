@@ -7,8 +7,10 @@ single call between two comparisons would show less than its price: its end and 
 each other without a step (of all-to-alls of 1 MiB between 4 ranks on 2 cores, those through the slots looked as fast as
 those that read, and took twice as long in a row).
 
-The choice is kept for the group, and remembered for the machine once two jobs have made it: see
-`meshdist.system.tuning_cache`. All ways give the same bits.
+The choice is remembered for the machine once two jobs have made it: see `meshdist.system.tuning_cache`. It does not
+hold for ever: where the ranks' processors are, as the scheduler or the host of a virtual machine places them, decides
+which way is faster as much as the size does, and changes while a job runs. So the trials begin again after many calls,
+and the longer the choice has been right, the later. All ways give the same bits.
 """
 
 from __future__ import annotations
@@ -27,16 +29,23 @@ LEAST_IN_CHUNKS = 256 << 10
 # How many calls in a row are one measurement. Where ranks share cores, one may have carried out its part of several
 # before another gets the core: there the time of all counts, and what the program does between them with it.
 _CALLS_IN_A_RUN, _CALLS_ON_SHARED_CORES = 2, 3
-# A way is dropped if it took this many times as long as the fastest, after one measurement, two, and so on: single
-# calls are delayed by other processes. The default stays, which is right on most machines.
-_HOPELESS = (3.0, 1.2)
-_ROUNDS = 1 + len(_HOPELESS)
+# A way is dropped if it took this many times as long as the fastest, after one measurement, and after more: single
+# calls are delayed by other processes. The default is measured three times, as it is right on most machines.
+_HOPELESS, _TOO_SLOW = 3.0, 1.2
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 10
+# The ways that are left are measured until their runs have taken so long together: short calls are measured more often,
+# as what delays a processor, its host above all, lasts longer than several of them.
+_ENOUGH_NS = 2_000_000
 # How often a run in which another process had the core of a rank is repeated, for each way; where ranks share cores, a
 # run at whose end other processes wait for one. If there are more of them, they count, and the choice is not
 # remembered: it is that of a busy machine.
 _REPEATS = 2
-# Another way must be faster than the default by this factor to be chosen; where ranks share cores, whose turns change
-# from call to call, by more.
+# After so many calls, the ways that were at most so many times as slow as the fastest are tried again; if the choice
+# stays, after twice as many the next time.
+_LEAST_CALLS, _MOST_CALLS = 1000, 64_000
+_SERIOUS = 2.0
+# Another way must be faster than the default, or what was chosen, by this factor to be chosen; where ranks share cores,
+# whose turns change from call to call, by more.
 _WORTHWHILE, _WORTHWHILE_ON_SHARED_CORES = 1.05, 1.25
 
 
@@ -62,7 +71,8 @@ class Trials:
 
     Attributes:
         kind, most_bytes, ways: As in `Choice`.
-        chosen: The number of the chosen way; None while the trials go on.
+        chosen: The number of the chosen way; None until the first trials have ended.
+        goes_on: Ways are being tried.
         was_disturbed: Calls were measured in which another process had the core of a rank.
     """
 
@@ -72,15 +82,22 @@ class Trials:
         self.kind, self.most_bytes = kind, most_bytes
         self.ways = ways
         self.chosen: int | None = None
+        self.goes_on = True
         self.shortest_ns: list[int | None] = [None] * len(ways)
         self._measures = measures
         self._worthwhile = _WORTHWHILE if has_cores else _WORTHWHILE_ON_SHARED_CORES
         # The first call is not measured, since pages are mapped in it; it tells what is remembered.
         self._left = [0]
+        self._tried = [*range(len(ways))]
+        self._times: dict[int, int] = {}  # in nanoseconds, the shortest of these trials
         self._rounds = 0
+        self._most_rounds = _MOST_ROUNDS
+        self._measured_ns = 0
         self._repeats = _REPEATS * len(ways)
         self._run = Run(0, [], 0)
+        self._interval = self._calls_left = 0
         self._has_cores = has_cores
+        self._calls_in_a_run = _CALLS_IN_A_RUN if has_cores else _CALLS_ON_SHARED_CORES
         self._is_new = False  # the next call is the first of its way, in which pages are mapped
         self.was_disturbed = False
 
@@ -88,21 +105,26 @@ class Trials:
     def of_one_way(cls, way: str) -> Trials:
         """Return what has nothing to choose."""
         trials = cls("", 0, (way,), measures=False)
-        trials.chosen = 0
+        trials.settle(0)
         return trials
 
     @property
     def next(self) -> str:
         """The way of the next call."""
-        return self.ways[self._left[0] if self.chosen is None else self.chosen]
+        return self.ways[self._left[0] if self.chosen is None or self.goes_on else self.chosen]
 
     @property
     def key(self) -> str:
         return f"{self.kind} {self.most_bytes}"
 
     @property
+    def is_final(self) -> bool:
+        """Whether the way stays as it is: there is no other, or the ranks do not measure."""
+        return self.chosen is not None and not self._measures
+
+    @property
     def is_measured(self) -> bool:
-        return self.chosen is not None and self._rounds == _ROUNDS
+        return self.chosen is not None and self.shortest_ns[self.chosen] is not None
 
     def choice(self) -> Choice:
         times = {way: 1e-9 * ns for way, ns in zip(self.ways, self.shortest_ns, strict=True) if ns is not None}
@@ -120,7 +142,7 @@ class Trials:
         num_calls, times, num_preemptions = self._run
         times = [times[0], ended[0]] if times and not self._has_cores else [*times, began[0], ended[0]]
         self._run = Run(num_calls + 1, times, num_preemptions + ended[1] - began[1])
-        return self.is_first or num_calls + 1 == (_CALLS_IN_A_RUN if self._has_cores else _CALLS_ON_SHARED_CORES)
+        return self.is_first or num_calls + 1 == self._calls_in_a_run
 
     def take_run(self) -> Run:
         run, self._run = self._run, Run(0, [], 0)
@@ -136,24 +158,53 @@ class Trials:
         way = self._left.pop(0)
         if self.is_first:
             if remembered is not None or not self._measures:
-                self.chosen = remembered or 0
+                self.settle(remembered or 0)
                 return
         else:
-            known = self.shortest_ns[way]
-            self.shortest_ns[way] = took_ns if known is None else min(known, took_ns)
+            self._measured_ns += took_ns * self._calls_in_a_run
+            self._times[way] = min(took_ns, self._times.get(way, took_ns))
         if not self._left:
             self._next_round()
         self._is_new = self._rounds == 1
 
+    def settle(self, way: int) -> None:
+        """The calls from now on go this way, many of them."""
+        self._interval = min(2 * self._interval, _MOST_CALLS) if way == self.chosen else _LEAST_CALLS
+        self._calls_left = self._interval
+        self.chosen, self.goes_on = way, False
+
+    def passed(self) -> None:
+        """Note a call that went the chosen way; after many, the trials begin again."""
+        self._calls_left -= 1
+        if self._calls_left == 0 and self._measures:
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        assert self.chosen is not None
+        times = self.shortest_ns
+        most = min((time for time in times if time is not None), default=0) * _SERIOUS
+        others = [way for way, time in enumerate(times) if way != self.chosen and (time is None or time <= most)]
+        self._left = [self.chosen, *others]
+        self._tried, self._rounds, self._most_rounds = self._left.copy(), 1, _LEAST_ROUNDS
+        self._times, self._measured_ns = {}, 0
+        self._repeats = _REPEATS * len(self._tried)
+        self._is_new, self.was_disturbed, self.goes_on = True, False, True
+
     def _next_round(self) -> None:
-        times = [time for time in self.shortest_ns if time is not None]
-        if self._rounds == _ROUNDS:
-            shortest, guess = min(times), self.shortest_ns[0]
-            keeps = guess is not None and guess <= shortest * self._worthwhile
-            self.chosen = 0 if keeps else self.shortest_ns.index(shortest)
-            return
-        most = min(times) * _HOPELESS[self._rounds - 1] if times else 0
-        self._left = [way for way, time in enumerate(self.shortest_ns) if time is None or time <= most or way == 0]
+        times, incumbent = self._times, self.chosen or 0
+        shortest = min(times.values(), default=0)
+        most = shortest * (_HOPELESS if self._rounds == 1 else _TOO_SLOW)
+        self._left = [way for way in self._tried if times.get(way, 0) <= most]
+        if self._rounds >= _LEAST_ROUNDS:
+            has_enough = self._rounds == self._most_rounds or self._measured_ns >= _ENOUGH_NS
+            if has_enough or len(self._left) == 1:
+                for way, time in times.items():
+                    self.shortest_ns[way] = time
+                keeps = times[incumbent] <= shortest * self._worthwhile
+                self.settle(incumbent if keeps else min(times, key=times.__getitem__))
+                return
+        elif incumbent not in self._left:
+            self._left.insert(0, incumbent)
         self._rounds += 1
 
 
@@ -178,10 +229,11 @@ class Tuning:
         key = kind, most, *ways
         known = self._trials.get(key)
         if known is None:
-            measures = self.mode >= Mode.ON
+            has_one = most < TUNED_BYTES or len(ways) == 1
+            measures = self.mode >= Mode.ON and not has_one
             known = self._trials[key] = Trials(kind, most, ways, measures=measures, has_cores=self.has_cores)
-            if self.mode is Mode.OFF or most < TUNED_BYTES or len(ways) == 1:
-                known.chosen = 0
+            if self.mode is Mode.OFF or has_one:
+                known.settle(0)
         return known
 
     def remembered(self, trials: Trials) -> int | None:
