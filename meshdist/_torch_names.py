@@ -12,10 +12,7 @@ from difflib import get_close_matches
 from inspect import Parameter, signature, unwrap
 from typing import Any
 
-# Similar enough among the many names of a package, among the options of a command, and among the few arguments of one
-# call. In short options, such as -n and --axes, one wrong letter weighs more.
-_CLOSE, _LIKE, _NEAR = 0.8, 0.75, 0.6
-_SHORT = 4
+from meshdist._spelling import CLOSE, NEAR, same_name, spelt
 
 
 def no_attribute(
@@ -54,7 +51,7 @@ def instead(owner: Any, prefix: str, name: str, known: Iterable[str] | None = No
     if words is not None:
         return f": {words}"
     public = [other for other in (dir(owner) if known is None else known) if not other.startswith("_")]
-    same = _same(name, public)
+    same = same_name(name, public)
     if same is None and (function := _begun(owner, name, public)) is not None:
         return f": pass async_op=True to `{function}`"
     if same is None and prefix and _is_function_of_package(name):
@@ -65,7 +62,7 @@ def instead(owner: Any, prefix: str, name: str, known: Iterable[str] | None = No
 
 def _begun(owner: Any, name: str, known: Collection[str]) -> str | None:
     """Return the collective of `owner` that a nonblocking one of MPI, such as `Iallreduce`, begins; None if none is."""
-    function = _same(name[1:], known) if name[:1] in ("i", "I") else None
+    function = same_name(name[1:], known) if name[:1] in ("i", "I") else None
     if function is None or not _is_function_of_package(function):
         return None
     return function if "async_op" in signature(getattr(owner, function)).parameters else None
@@ -75,47 +72,6 @@ def _is_function_of_package(name: str) -> bool:
     package = sys.modules["meshdist"]
     value = getattr(package, name) if name in dir(package) else None
     return callable(value) and not isinstance(value, type)
-
-
-def spelt(name: str, known: Collection[str], least: float = _CLOSE) -> str | None:
-    """Return the one of the `known` names that is meant by `name`: in MPI's spelling, or similar; None if none is.
-
-    `least` is the similarity that counts, as `difflib` measures it.
-
-    Example:
-        >>> spelt("Allreduce", ["all_reduce", "reduce"]), spelt("Bcast", ["broadcast"]), spelt("zip", ["zeros"])
-        ('all_reduce', 'broadcast', None)
-    """
-    plain = _by_plain(name, known)
-    close = get_close_matches(_plain(name), list(plain), n=1, cutoff=least)
-    return _same(name, known) or (plain[close[0]] if close else None)
-
-
-def _same(name: str, known: Collection[str]) -> str | None:
-    """Return the one of the `known` names that differs from `name` by case and underscores, or by MPI's spelling."""
-    plain = _by_plain(name, known).get(_plain(name))
-    return plain or next((other for other in _OF_MPI.get(_plain(name), "").split() if other in known), None)
-
-
-def _by_plain(name: str, known: Collection[str]) -> dict[str, str]:
-    # Of two that are alike, such as ReduceOp and reduce_op, the one that begins as `name` does.
-    alike_last = sorted(known, key=lambda other: other[:1].isupper() == name[:1].isupper())
-    return {_plain(other): other for other in alike_last}
-
-
-def option_meant(word: str, known: Collection[str]) -> str | None:
-    """Return the one of the few `known` options or commands that is meant by `word`; None if none is.
-
-    Example:
-        >>> option_meant("--jsn", ["--json", "--strict"]), option_meant("--nn", ["-n", "--axes"])
-        ('--json', '-n')
-        >>> option_meant("--timout", ["--rdzv-timeout", "--rdzv-id"])  # of something else
-    """
-    return spelt(word, known, _NEAR if len(_plain(word)) <= _SHORT else _LIKE)
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("_", "").replace("-", "")
 
 
 _OF_TENSOR = ("DTensor", "Partial", "Replicate", "Shard", "distribute_tensor")
@@ -257,40 +213,6 @@ _OF_NO_OWNER = {
     ),
     **dict.fromkeys(("testall", "test_all", "Testall"), "write `all(work.is_completed() for work in works)`"),
 }
-# MPI's names, and some others, that differ from meshdist's by more than case and underscores: functions, then methods
-# of groups.
-_OF_MPI = {
-    "abort": "abort_process_group abort",
-    "allgatherv": "all_gather",
-    "alltoallv": "all_to_all_single",
-    "alltoallw": "all_to_all",
-    "bcast": "broadcast",
-    **dict.fromkeys(("bsend", "ibsend", "irsend", "issend"), "isend"),
-    "cartcreate": "init_device_mesh",
-    "cartshift": "shift",
-    "commcreate": "new_group",
-    "commcreategroup": "new_group",
-    "commdup": "new_group",
-    "commfree": "destroy_process_group",
-    "commrank": "get_rank",
-    "commsize": "get_world_size",
-    "createcart": "init_device_mesh",
-    **dict.fromkeys(("destroy", "finalize"), "destroy_process_group"),
-    "gatherv": "gather",
-    "getcoords": "get_coordinate",
-    "getrank": "rank get_rank",
-    **dict.fromkeys(("getsize", "getworldsize", "worldsize"), "get_world_size size"),
-    "improbe": "iprobe",  # codespell:ignore improbe
-    "init": "init_process_group",
-    "initmesh": "init_device_mesh",
-    "mprobe": "probe",
-    **dict.fromkeys(("receive", "recieve"), "recv"),  # codespell:ignore recieve
-    "reducescatterblock": "reduce_scatter_tensor",
-    "scatterv": "scatter",
-    "split": "split_group split",
-    **dict.fromkeys(("rsend", "ssend"), "send"),
-}
-
 
 _UNKNOWN_KEYWORD = re.compile(r"(\S+)\(\) got an unexpected keyword argument '(\w+)'$")
 _MISSING = re.compile(r"(\S+)\(\) missing \d+ required positional arguments?: ")
@@ -402,7 +324,7 @@ def _instead_of_keyword(function: str, name: str, known: list[str]) -> str:
     if meant is None and name in _AXES:
         meant = next((other for other in ("axis", "mesh_dim") if other in known), None)
     if meant is None:
-        meant = spelt(name, known, _NEAR)
+        meant = spelt(name, known, NEAR)
     if meant is not None:
         return f"; did you mean {meant}=?"
     return f"; it takes {', '.join(known)}" if known else ""
@@ -412,7 +334,7 @@ def no_command(name: str) -> str | None:
     """Return what to run instead of `python -m meshdist.<name>`; None if the name is not like that of a command."""
     if name in _NO_COMMANDS:
         return _NO_COMMANDS[name]
-    close = get_close_matches(name, _COMMANDS, n=1, cutoff=_CLOSE)
+    close = get_close_matches(name, _COMMANDS, n=1, cutoff=CLOSE)
     return f"did you mean `python -m meshdist.{close[0]}`?" if close else None
 
 

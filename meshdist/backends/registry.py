@@ -37,7 +37,7 @@ def entry_of(name: str) -> Entry:
     """Return the entry of a backend; raise ValueError, with the known names, if there is none."""
     entry = _ENTRIES.get(name.lower())
     if entry is None:
-        from meshdist._torch_names import spelt  # which an error alone needs
+        from meshdist._spelling import spelt  # which an error alone needs
 
         meant = spelt(name, known_names())
         hint = "" if meant is None else f"; did you mean {meant!r}?"

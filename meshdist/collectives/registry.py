@@ -50,7 +50,7 @@ def functions() -> dict[str, GroupFunction[Any, Any]]:
 def function_of(name: str) -> GroupFunction[Any, Any]:
     known = functions()
     if name not in known:
-        from meshdist._torch_names import spelt  # which an error alone needs
+        from meshdist._spelling import spelt  # which an error alone needs
 
         meant = spelt(name, known)
         hint = "" if meant is None else f"; did you mean {meant!r}?"

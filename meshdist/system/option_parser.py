@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import IO, Any, NoReturn
 
-from meshdist._torch_names import option_meant
+from meshdist._spelling import option_meant
 
 USAGE_STATUS = 2
 

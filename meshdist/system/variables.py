@@ -58,7 +58,7 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> dict[str, 
     unknown = [name for name in unknown if not name.startswith(tuple(a + b for a in services for b in _OF_SERVICES))]
     if not unknown:
         return {}
-    from meshdist._torch_names import spelt  # with modules that are not needed otherwise
+    from meshdist._spelling import spelt  # with modules that are not needed otherwise
 
     # Without the prefix, which would make all of them similar.
     known = {**{name.removeprefix(_PREFIX): name for name in VARIABLES}, **_ARGUMENTS}
