@@ -35,9 +35,10 @@ from meshdist.groups.watched_messages import WatchedMessages
 from meshdist.runtime.device_calls import DeviceCalls, Parcel
 from meshdist.runtime.flight_recorder import clock, users
 from meshdist.runtime.hooks import EXCHANGE_CALLS, MESSAGE_CALLS, CallObserver
+from meshdist.runtime.job import Job
 from meshdist.runtime.object_messages import ObjectMessage, ObjectsWork, async_calls
 from meshdist.runtime.plan_cache import remember
-from meshdist.runtime.progress import Job, Progress
+from meshdist.runtime.progress import Progress
 from meshdist.runtime.waiting import Incoming, Waitable
 from meshdist.runtime.work import ReceiptWork, Work, done_work
 

@@ -30,8 +30,9 @@ from meshdist.runtime.flight_recorder import clock, located, users
 from meshdist.runtime.forgotten import never_waited_for
 from meshdist.runtime.handover import Handover
 from meshdist.runtime.hooks import CallHooks
+from meshdist.runtime.job import Job
 from meshdist.runtime.plan_cache import device_key, remember, simple_key
-from meshdist.runtime.progress import Job, JobQueue
+from meshdist.runtime.progress import JobQueue
 from meshdist.runtime.waiting import Waitable
 from meshdist.runtime.work import PlannedWork, Work, in_progress_thread
 from meshdist.store.brief_requests import brief

@@ -26,8 +26,9 @@ from meshdist.core import Record
 from meshdist.errors import DistError
 from meshdist.runtime.flight_recorder import clock
 from meshdist.runtime.handover import hand_over
+from meshdist.runtime.job import Job
 from meshdist.runtime.object_messages import ObjectMessage, ObjectsWork, unpickle
-from meshdist.runtime.progress import NAP_S, Job, JobQueue, Progress
+from meshdist.runtime.progress import NAP_S, JobQueue, Progress
 from meshdist.runtime.waiting import Waitable, WithoutBell, Wrapped
 from meshdist.runtime.work import PlannedWork, ReceiptWork, Work
 

@@ -16,8 +16,9 @@ from meshdist.groups.world import World, world_in
 from meshdist.profiler.accounting import Account
 from meshdist.runtime.context import WorldSlot, current_slot, use_slot
 from meshdist.runtime.host_identity import Card
+from meshdist.runtime.job import Job
 from meshdist.runtime.peer_monitor import Peers
-from meshdist.runtime.progress import Job, JobQueue, Progress
+from meshdist.runtime.progress import JobQueue, Progress
 from meshdist.runtime.waiting import Doorbells
 from meshdist.store import HashStore, Store
 from meshdist.store.request import use_tables

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from time import monotonic
@@ -21,20 +21,18 @@ from meshdist import core
 from meshdist.core import Record
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.runtime.flight_recorder import clock
+from meshdist.runtime.job import Job
 from meshdist.runtime.waiting import (
     EXPLAINED_FROM_S,
     LONGEST_POLL_INTERVAL_S,
     Doorbell,
     Doorbells,
-    Waitable,
     WaitObserver,
     Watch,
     grace_s,
-    is_ready,
-    timed_out,
     wait_any,
 )
-from meshdist.runtime.work import PlannedWork, ProgressThread, Work, carried, not_yet
+from meshdist.runtime.work import PlannedWork, ProgressThread, Work, not_yet
 from meshdist.system.deadline import Deadline
 from meshdist.system.platform import let_others_run, start_thread
 
@@ -51,81 +49,6 @@ NAP_S, _DUE_NS, _NAPS = 0.0005, 250_000, 60
 _TAKEN_OVER = 8
 # The argument of an `acquire` that does not block.
 _AT_ONCE = (False,)
-
-
-class Job:
-    """A call that the progress thread carries out."""
-
-    __slots__ = (
-        "_steps", "deadline", "error", "error_prefix", "failed", "make_steps", "record", "timeout_s", "waiting_for",
-        "watch", "work",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        # Makes the iterator that carries out the call; called when the call becomes the head of its queue.
-        make_steps: Callable[[], Iterator[Waitable]],
-        work: Work,  # the user's handle
-        timeout_s: float,  # counted from the first wait of the call
-        error_prefix: str,  # name, group and rank of the call
-        # Called with the error, the prefix and the record of a failed call; returns the error for the user.
-        failed: Callable[[BaseException, str, Record], BaseException],
-        record: Record,  # the call's record in the flight recorder
-        error: BaseException | None = None,
-    ) -> None:
-        self.make_steps, self.work = make_steps, work
-        self.timeout_s, self.error_prefix = timeout_s, error_prefix
-        self.failed, self.record, self.error = failed, record, error
-        self.watch: Watch | None = None
-        self.waiting_for: Waitable | None = None
-        self.deadline: Deadline | None = None
-        self._steps: Iterator[Waitable] | None = None
-
-    def advance(self, check: bool, observer: WaitObserver | None = None) -> bool:
-        """Advance as far as possible without waiting; return True when the call is done or has failed.
-
-        With `check`, it also checks the peers and the deadline, which takes longer; `observer` reports long waits.
-        """
-        carried.place = self.record.code, self.record.instruction
-        try:
-            steps = self._steps
-            if self.error is not None:  # the core could not begin the call
-                raise self.error
-            if steps is None:
-                self.record.started = self.record.started or clock()
-                steps = self._steps = self.make_steps()
-            waitable = self.waiting_for
-            while waitable is None or waitable.ready() or (check and is_ready(waitable)):
-                waitable = self.waiting_for = next(steps, None)
-                if waitable is None:
-                    self.record.completed = clock()
-                    return True
-            if self.deadline is None:
-                self.deadline = Deadline(self.timeout_s)
-            elif check:
-                missing = waitable.missing() if self.deadline.expired() else None
-                if observer is not None and (missing is None or self.timeout_s >= EXPLAINED_FROM_S):
-                    self.watch = observer.look(self.watch, self.error_prefix, self.deadline, waitable)
-                if missing is not None and not waitable.ready():
-                    raise timed_out(self.error_prefix, self.timeout_s, missing, self.watch)
-        except BaseException as error:  # raised again where the user waits for this work
-            if self.watch is not None and isinstance(error, DistError):
-                error = self.watch.give_up(error) or error
-            self.error = self.failed(error, self.error_prefix, self.record)
-            return True
-        finally:
-            carried.place = None
-        return False
-
-    def end(self) -> None:
-        """Complete the work of a call that is done or has failed, which runs the callbacks."""
-        if self.watch is not None:
-            self.watch.end()
-        self.work.complete(self.error)
-
-    def job(self) -> Job:
-        """Return this job: an entry of a queue has one."""
-        return self
 
 
 class Awaited(NamedTuple):

@@ -12,7 +12,8 @@ from meshdist.core import Record
 from meshdist.debug import deadlock
 from meshdist.debug.deadlock import DeadlockDetector
 from meshdist.runtime.flight_recorder import CallFacts
-from meshdist.runtime.progress import Awaited, Job, JobQueue, Progress
+from meshdist.runtime.job import Job
+from meshdist.runtime.progress import Awaited, JobQueue, Progress
 from meshdist.runtime.waiting import WithoutBell
 from meshdist.runtime.work import Work
 from meshdist.store import HashStore
