@@ -87,12 +87,7 @@ class MeshdistRank(Contender):
         return there_and_back(self.rank, self.size, dist.send, recv, give, take)
 
     def send_object(self, give: Array, take: Array) -> Call:
-        def recv(sender: int) -> Any:
-            return dist.irecv_object_list(sender).result()[0]
-
-        return objects_there_and_back(
-            self.rank, self.size, lambda given, to: dist.send_object_list([given], to), recv, give, take
-        )
+        return objects_there_and_back(self.rank, self.size, dist.send_object, dist.recv_object, give, take)
 
     def exchange(self, give: Array, take: Array) -> Call:
         return both_ways(self.rank, self.size, dist.isend, dist.irecv, give, take)

@@ -241,7 +241,9 @@ def send_object(
         return
     peer = members.messages.peer(of, "dst", dst, group_dst)
     if members.carries("cpu"):
-        members.messages.send(_pickled_to_send(members, of, [obj]), peer, plain_number(tag), of)
+        message = _pickled_to_send(members, of, [obj])
+        message.given, message.is_single = obj, True
+        members.messages.send(message, peer, plain_number(tag), of)
     else:
         _send_from_gpu(members, of, [obj], peer, tag)
 
@@ -275,7 +277,7 @@ def recv_object(src: int | None = None, group: GroupLike = None, tag: int = 0, g
         return None
     source = source_of(members, of, src, group_src)
     if members.carries("cpu"):
-        message = ObjectMessage.to_receive(1)
+        message = ObjectMessage.to_receive(1, is_single=True)
         members.messages.recv(message, source, plain_number(tag), of)
         return _only_object(members, of, message)
     objects = [None]

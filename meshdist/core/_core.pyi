@@ -194,6 +194,7 @@ class Inbox:
         tag: int = -1,
         waits: bool = True,
         of_objects: bool = False,
+        is_single: bool = False,
     ) -> None: ...
     def add(self, ring: Ring, rank: int, global_rank: int, /) -> None: ...
 
@@ -217,6 +218,7 @@ class ObjectSender:
         most_bytes: int,
         rest: Callable[[bytes, int], Any],
         is_async: bool,
+        is_single: bool,
     ) -> None: ...
 
 def copy_around_caches(to: Any, from_: Any, /) -> None: ...

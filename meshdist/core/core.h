@@ -366,6 +366,7 @@ typedef struct {
     int spins;
     int64_t asked_ns; /* when Python has looked last for ranks that have begun to send, or have ended */
     enum { ARRAYS, OBJECT_LISTS, PROBES, IPROBES } what;
+    char is_single;           /* a list of one object, whose result is the object */
     int64_t tag;              /* of probes and objects; negative for any */
     PyObject *info, *dtypes;  /* of a probe: the type of what it returns, and the dtypes by their names */
     Py_ssize_t num_bytes;     /* of objects: the size of the last pickle */
@@ -397,7 +398,7 @@ typedef struct {
     int64_t tag;
     Py_ssize_t most_bytes; /* that are buffered; with more, a sync call waits until they are taken */
     PyObject *rest; /* sends a pickle of so many objects that this does not */
-    char is_async;
+    char is_async, is_single; /* single: the user passes an object, which is sent as a list of one */
 } ObjectSender;
 
 extern PyTypeObject *object_sender_type;

@@ -137,13 +137,13 @@ PyObject *inbox_info(Inbox *self, const Header *header, PyObject *rank)
 
 static PyObject *inbox_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"num_senders", "info", "dtypes", "tag", "waits", "of_objects", NULL};
+    static char *names[] = {"num_senders", "info", "dtypes", "tag", "waits", "of_objects", "is_single", NULL};
     Py_ssize_t num_senders;
     PyObject *info = NULL, *dtypes = NULL;
     long long tag = -1;
-    int waits = 1, of_objects = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "n|$O!OLpp", names, &num_senders, &PyType_Type, &info, &dtypes, &tag,
-                                     &waits, &of_objects))
+    int waits = 1, of_objects = 0, is_single = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "n|$O!OLppp", names, &num_senders, &PyType_Type, &info, &dtypes, &tag,
+                                     &waits, &of_objects, &is_single))
         return NULL;
     if (info != NULL && (dtypes == NULL || !PyType_IsSubtype((PyTypeObject *)info, &PyTuple_Type))) {
         PyErr_SetString(PyExc_TypeError, "Inbox: info must be a type of tuples, and needs dtypes");
@@ -154,6 +154,7 @@ static PyObject *inbox_new(PyTypeObject *type, PyObject *args, PyObject *keyword
         return NULL;
     self->num_senders = num_senders, self->tag = tag;
     self->what = info != NULL ? (waits ? PROBES : IPROBES) : of_objects ? OBJECT_LISTS : ARRAYS;
+    self->is_single = (char)is_single;
     self->info = Py_XNewRef(info), self->dtypes = Py_XNewRef(dtypes);
     self->asked_ns = now_ns(), self->spins = SPINS;
     if ((self->channels = PyMem_Calloc(num_senders + 1, sizeof *self->channels)) == NULL) {
@@ -226,10 +227,11 @@ static PyGetSetDef properties[] = {
 static PyType_Slot slots[] = {
     {Py_tp_new, inbox_new}, {Py_tp_dealloc, inbox_dealloc}, {Py_tp_traverse, inbox_traverse},
     {Py_tp_methods, methods}, {Py_tp_getset, properties},
-    {Py_tp_doc, "Inbox(num_senders, *, info, dtypes, tag=-1, waits=True, of_objects=False): messages from any rank. With "
+    {Py_tp_doc, "Inbox(num_senders, *, info, dtypes, tag=-1, waits=True, of_objects=False, is_single=False): messages from any "
+                "rank. With "
                 "`info`, a probe for those of a tag, any if it is negative, which waits or not; its result is an `info` of "
                 "source, tag, bytes, what `dtypes` has for the name of the dtype, and number of objects. With "
-                "`of_objects`, lists of objects; else arrays of one kind."},
+                "`of_objects`, lists of objects, or with `is_single` one object; else arrays of one kind."},
     {0, NULL},
 };
 

@@ -30,7 +30,7 @@ static uint64_t num_worlds;
 static PyObject *world_slots;
 
 typedef struct Arg {
-    enum { IDENTICAL, ARRAY, LIST, OBJECTS, NUMBER, ITEMS } kind;
+    enum { IDENTICAL, ARRAY, LIST, OBJECTS, OBJECT, NUMBER, ITEMS } kind;
     PyObject *value; /* or the dtype of an ARRAY, the type of a NUMBER or of what has ITEMS */
     int64_t number;
     int flags, num_dims, count;
@@ -139,11 +139,11 @@ static bool learn_buffers(Arg *arg, PyObject *object, int flags)
     return true;
 }
 
-/* Objects are pickled, or replaced: a call is like another one with any. */
-static bool learn_objects(Arg *arg, PyObject *object)
+/* Objects are pickled, or replaced: a call is like another one with any, in a list or without. */
+static bool learn_objects(Arg *arg, PyObject *object, bool is_single)
 {
-    arg->kind = OBJECTS;
-    return PyList_CheckExact(object);
+    arg->kind = is_single ? OBJECT : OBJECTS;
+    return is_single || PyList_CheckExact(object);
 }
 
 static bool learn_value(Arg *arg, PyObject *object)
@@ -257,8 +257,8 @@ static bool matches(const Arg *arg, PyObject *object)
     }
     if (arg->kind == IDENTICAL)
         return object == arg->value || is_equal_integer(object, arg->value);
-    if (arg->kind == OBJECTS)
-        return PyList_CheckExact(object);
+    if (arg->kind == OBJECTS || arg->kind == OBJECT)
+        return arg->kind == OBJECT || PyList_CheckExact(object);
     if (!PyList_CheckExact(object) || PyList_GET_SIZE(object) != arg->count)
         return false;
     for (int i = 0; i < arg->count; i++) {
@@ -344,11 +344,25 @@ static PyObject *current_slot(void)
     return slot;
 }
 
+/* Where a call has the object that it sends without a list: it comes first, or is named so. It may be any other argument
+   as well, such as a small number. */
+static int place_of_object(int num_args, PyObject *kwnames)
+{
+    int num_names = kwnames == NULL ? 0 : (int)PyTuple_GET_SIZE(kwnames);
+    for (int i = 0; num_args == num_names && i < num_names; i++) {
+        if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, i), "obj") == 0)
+            return i;
+    }
+    return 0;
+}
+
 /* Keep a call that has returned, if a later one like it can be told by its arguments. */
 static void learn(Function *self, Active *told, PyObject *const *args, int num_args, PyObject *kwnames, PyObject *result)
 {
     bool is_inbox = Py_TYPE(told->run) == inbox_type, of_objects = is_of_objects(told->run);
     bool is_message = Py_TYPE(told->run) == ring_type, is_exchange = told->facts == Py_None;
+    bool sends_single = Py_TYPE(told->run) == object_sender_type && ((ObjectSender *)told->run)->is_single;
+    const int single = sends_single ? place_of_object(num_args, kwnames) : -1;
     Memo *memo = num_args > MOST_ARGS ? NULL : PyMem_Calloc(1, sizeof *memo);
     if (memo == NULL)
         return;
@@ -358,7 +372,8 @@ static void learn(Function *self, Active *told, PyObject *const *args, int num_a
     const int in = is_message || is_exchange ? 0 : C_CONTIGUOUS, out = is_message || is_exchange ? WRITEABLE : CARRAY;
     bool is_known = true;
     for (int i = 0; i < num_args && is_known; i++) {
-        bool is_sent = args[i] == told->send && told->send != Py_None && memo->send < 0;
+        bool is_sent = sends_single ? i == single
+                                    : args[i] == told->send && told->send != Py_None && memo->send < 0;
         bool is_received = args[i] == told->recv && told->recv != Py_None && memo->recv < 0;
         if (is_sent)
             memo->send = i;
@@ -369,7 +384,7 @@ static void learn(Function *self, Active *told, PyObject *const *args, int num_a
         bool has_items = is_exchange
                          && (PyTuple_CheckExact(args[i]) || PyList_CheckExact(args[i]) || PyDict_CheckExact(args[i]));
         is_known = !is_sent && !is_received ? (has_items ? learn_items : learn_item)(&memo->args[i], args[i])
-                   : of_objects             ? learn_objects(&memo->args[i], args[i])
+                   : of_objects             ? learn_objects(&memo->args[i], args[i], sends_single)
                                             : learn_buffers(&memo->args[i], args[i], is_received ? out : in);
     }
     is_known = is_known && (told->send == Py_None || memo->send >= 0) && (told->recv == Py_None || memo->recv >= 0);
@@ -616,7 +631,8 @@ static int run_call(const Memo *memo, PyObject *send, PyObject *recv, PyObject *
     return ran == NULL ? -1 : record_done(*record);
 }
 
-/* What a message received, or found by a probe, returns; objects that have come replace those of a list. */
+/* What a message received, or found by a probe, returns: a single object, or the sender; then objects that have come
+   replace those of a list. */
 static PyObject *message_result(const Memo *memo, Found *found, PyObject *recv, bool is_bound)
 {
     Inbox *inbox = (Inbox *)memo->run;
@@ -626,6 +642,11 @@ static PyObject *message_result(const Memo *memo, Found *found, PyObject *recv, 
         return inbox_info(inbox, &found->header, rank);
     if (found->pickle != NULL) {
         PyObject *objects = objects_load(found->pickle, memo->prefix);
+        if (inbox->is_single) {
+            PyObject *object = objects == NULL ? NULL : PySequence_GetItem(objects, 0);
+            Py_XDECREF(objects);
+            return object;
+        }
         int set = objects == NULL ? -1 : PyList_SetSlice(recv, 0, PyList_GET_SIZE(recv), objects);
         Py_XDECREF(objects);
         if (set < 0)
@@ -639,7 +660,8 @@ static PyObject *run_inbox(Memo *memo, PyObject *recv, bool is_bound)
 {
     Inbox *inbox = (Inbox *)memo->run;
     /* An empty list receives any number of objects. */
-    Found found = {.number = PyList_CheckExact(recv) && PyList_GET_SIZE(recv) > 0 ? PyList_GET_SIZE(recv) : -1};
+    Py_ssize_t number = PyList_CheckExact(recv) ? PyList_GET_SIZE(recv) : inbox->is_single;
+    Found found = {.number = number > 0 ? number : -1};
     PyObject *facts = NULL, *result = NULL;
     Record *record = NULL;
     memo->num_users++;
@@ -668,8 +690,8 @@ static PyObject *run_inbox(Memo *memo, PyObject *recv, bool is_bound)
     return result;
 }
 
-/* Send a list of objects. Python sends a pickle that has no room; the objects' code may have changed the group. */
-static PyObject *run_objects(Memo *memo, PyObject *list)
+/* Send objects. Python sends a pickle that has no room; the objects' code may have changed the group. */
+static PyObject *run_objects(Memo *memo, PyObject *send)
 {
     ObjectSender *sender = (ObjectSender *)memo->run;
     Calls *calls = memo->calls;
@@ -677,6 +699,11 @@ static PyObject *run_objects(Memo *memo, PyObject *list)
     uint64_t number;
     PyObject *facts = NULL, *result = NULL;
     Record *record = NULL;
+    PyObject *list = sender->is_single ? PyList_New(1) : Py_NewRef(send);
+    if (list == NULL)
+        return NULL;
+    if (sender->is_single)
+        PyList_SET_ITEM(list, 0, Py_NewRef(send));
     memo->num_users++;
     PyObject *pickle = objects_dump(list);
     Py_ssize_t count = PyList_GET_SIZE(list), num_bytes = pickle == NULL ? 0 : PyBytes_GET_SIZE(pickle);
@@ -698,6 +725,7 @@ static PyObject *run_objects(Memo *memo, PyObject *list)
         result = sender->is_async ? sent_at_once(memo->prefix) : Py_NewRef(Py_None);
     else if (pickle != NULL)
         result = PyObject_CallFunction(sender->rest, "On", pickle, count);
+    Py_DECREF(list);
     Py_XDECREF(facts);
     Py_XDECREF(record);
     Py_XDECREF(pickle);

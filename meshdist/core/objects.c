@@ -1,4 +1,5 @@
-/* ObjectSender: sends lists of objects through the ring of a channel. Of them, only the size of a pickle differs. */
+/* ObjectSender: sends lists of objects, or objects as lists of one, through the ring of a channel. Of them, only the size of
+   a pickle differs. */
 #include "core.h"
 
 #include <structmember.h>
@@ -75,14 +76,14 @@ static PyObject *sender_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     PyObject *ring, *rest;
     long long tag;
     Py_ssize_t most_bytes;
-    int is_async;
-    if (!PyArg_ParseTuple(args, "O!LnOp", ring_type, &ring, &tag, &most_bytes, &rest, &is_async))
+    int is_async, is_single;
+    if (!PyArg_ParseTuple(args, "O!LnOpp", ring_type, &ring, &tag, &most_bytes, &rest, &is_async, &is_single))
         return NULL;
     ObjectSender *self = (ObjectSender *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     self->ring = (Ring *)Py_NewRef(ring), self->tag = tag, self->most_bytes = most_bytes;
-    self->rest = Py_NewRef(rest), self->is_async = (char)is_async;
+    self->rest = Py_NewRef(rest), self->is_async = (char)is_async, self->is_single = (char)is_single;
     return (PyObject *)self;
 }
 
@@ -126,8 +127,8 @@ PyMethodDef object_functions[] = {
 
 static PyType_Slot slots[] = {
     {Py_tp_new, sender_new}, {Py_tp_dealloc, sender_dealloc}, {Py_tp_traverse, sender_traverse},
-    {Py_tp_doc, "ObjectSender(ring, tag, most_bytes, rest, is_async): sends lists of objects of a tag. Sync, "
-                "it waits until a pickle of more bytes is taken; `rest(pickle, number)` sends one that has no room."},
+    {Py_tp_doc, "ObjectSender(ring, tag, most_bytes, rest, is_async, is_single): sends lists of objects of a tag, or "
+                "if `is_single`, what is passed as a list of one. Sync, it waits until a pickle of more bytes is taken; `rest(pickle, number)` sends one that has no room."},
     {0, NULL},
 };
 

@@ -90,7 +90,8 @@ class KnownMessages:
     ) -> None:
         """Let the core repeat the send of a list of objects that is being called; `send` does where it has no room."""
         of, dst, tag = facts[0], facts[5], facts[6]
-        if dst == self._group.rank() or message.given is None:  # the core has pickled it
+        # A list that is not the user's is a part of another call, or was pickled by the core.
+        if dst == self._group.rank() or (message.given is None and not message.is_single):
             return
 
         def rest(data: bytes, number: int) -> Any:
@@ -101,7 +102,7 @@ class KnownMessages:
             self._keep(facts, message.array, fast)
         else:
             most_bytes = min(eager_bytes(), DEFAULT_EAGER_BYTES)
-            sender = core.ObjectSender(ring, tag, most_bytes, rest, of.startswith("isend"))
+            sender = core.ObjectSender(ring, tag, most_bytes, rest, of.startswith("isend"), message.is_single)
             self._note(sender, of, facts, message.given, None)
 
     def objects_like(self, of: str, tensor: Any, peer: int | None, tag: Any) -> PersistentRequest | None:
@@ -122,12 +123,12 @@ class KnownMessages:
     def _admit(self, facts: Facts, backend: Backend, array: Array, source: int) -> bool:
         if core.module is None:
             return False
-        src, tag = facts[5], facts[6]
+        of, src, tag = facts[0], facts[5], facts[6]
         inbox = self._inboxes.get(_key(facts))
         if inbox is None:
             size = self._num_senders(src)
             if array is _NOTHING:
-                inbox = core.Inbox(size, tag=tag, of_objects=True)
+                inbox = core.Inbox(size, tag=tag, of_objects=True, is_single=of == "recv_object")
             else:
                 inbox = core.Inbox(size)
             remember(self._inboxes, _key(facts), inbox)

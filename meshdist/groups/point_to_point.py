@@ -182,7 +182,7 @@ class PointToPoint(Exchanges):
         record.completed = clock()
         if type(tensor) is ObjectMessage:
             self._take_objects(tensor, incoming, record, backend)
-            if tensor.given is not None:  # a list of the user's, which the core can fill
+            if tensor.given is not None or tensor.is_single:  # the core can fill the user's list, or return the object
                 self.known.note_receive(record.facts, tensor.given)
         elif packed is not array:
             array[...] = packed

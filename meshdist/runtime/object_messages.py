@@ -54,13 +54,15 @@ class ObjectMessage:
 
     Attributes:
         array: The pickle that is sent, empty in a receive; its dtype says how many objects are sent, or awaited.
-        given: The user's list that is sent, or that is to get the objects; None if there is none.
+        given: What the user sends, a list or a single object, or the list that is to get the objects; None if there is
+            none.
+        is_single: The user passes, or gets, the only object of the list.
         nbytes: The size of the pickle.
     """
 
-    def __init__(self, array: Array, given: list[Any] | None = None) -> None:
+    def __init__(self, array: Array, given: Any = None, *, is_single: bool = False) -> None:
         self.array = array
-        self.given = given
+        self.given, self.is_single = given, is_single
         self.nbytes = array.nbytes
         self._pickle: Array | bytes = b""
         self._objects: list[Any] | None = None
@@ -76,9 +78,11 @@ class ObjectMessage:
         return cls(array.view(dtype_of_objects(number)))
 
     @classmethod
-    def to_receive(cls, number: int | None, given: list[Any] | None = None) -> ObjectMessage:
+    def to_receive(
+        cls, number: int | None, given: list[Any] | None = None, *, is_single: bool = False
+    ) -> ObjectMessage:
         """Return the message of a list of `number` objects; None is any number."""
-        return cls(_no_objects(number), given)
+        return cls(_no_objects(number), given, is_single=is_single)
 
     def take(self, data: Array | bytes) -> None:
         """Take the pickle that has come; empty in a dry run, where nothing comes."""

@@ -1,6 +1,7 @@
 """Receives from any rank, probes, and lists of objects like earlier ones, which the core makes again."""
 
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ def send_ten(group):
             group.send(x, 0, tag=tag)
         group.send_object_list([1, "two"], 0, tag=3)
         group.send_object_list([{"three": 3}], 0, tag=4)
+        group.send_object({"four": 4}, 0, tag=5)
 
 
 def receive_ten(group):
@@ -37,6 +39,7 @@ def receive_ten(group):
         "probe": lambda: group.recv(x, group.probe(tag=2).source, tag=2),
         "objects": lambda: group.recv_object_list(objects, tag=3),
         "any objects": lambda: group.irecv_object_list(1, tag=4).result(),
+        "one object": lambda: group.recv_object(tag=5),
     }
     for _ in range(10):
         for name, call in calls.items():
@@ -246,6 +249,60 @@ def test_objects_of_all_sizes_keep_their_order(worlds):
     assert worlds.world("gloo", 2).run(objects_of_all_sizes) == [[], []]
 
 
+def objects_like_other_arguments():
+    """Exchange single objects, some of which are other arguments of the call too; return which came wrong."""
+    other, came = 1 - dist.get_rank(), []
+    objects = [None, 0, 1, True, 0, 1, [1], (), "obj", bytes(70_000), {"n": np.int8(3)}, [None]]
+    for obj in objects * 2:
+        for send in (
+            lambda obj: dist.send_object(obj, other, tag=1),
+            lambda obj: dist.send_object(tag=1, dst=other, obj=obj),
+            lambda obj: dist.send_object(obj, tag=1, group_dst=other),
+        ):
+            if dist.get_rank():
+                came.append(dist.recv_object(other, tag=1))
+                send(obj)
+            else:
+                send(obj)
+                came.append(dist.recv_object(tag=1))
+    due = [obj for obj in objects * 2 for _ in range(3)]
+    return [turn for turn, (got, obj) in enumerate(zip(came, due, strict=True)) if got != obj]
+
+
+def test_a_single_object_may_be_another_argument_as_well(worlds):
+    assert worlds.world("gloo", 2).run(objects_like_other_arguments) == [[], []]
+
+
+def single_objects_and_lists():
+    """Send lists and single objects, which are received as the others; return what came, and the last error."""
+    group, came = dist.new_group(), []
+    for turn in range(4):
+        if group.rank():
+            group.send_object_list([turn], 0)
+            group.send_object(turn, 0)
+        else:
+            taken = [None]
+            came.append(group.recv_object(1))
+            group.recv_object_list(taken, 1)
+            came += taken
+    group.barrier()
+    if group.rank():
+        group.send_object_list([1, 2], 0)
+        return came, ""
+    try:
+        return came, str(group.recv_object(1))
+    except dist.DistBackendError as error:
+        return came, str(error)
+
+
+def test_a_single_object_is_a_list_of_one(worlds):
+    (came, told), _ = worlds.world("gloo", 2).run(single_objects_and_lists)
+    worlds.drop("gloo", 2)  # a message did not fit, which has failed the group
+    assert came == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert "recv_object" in told
+    assert "2 objects" in told
+
+
 class Unpicklable:
     def __reduce__(self):
         raise ValueError("not this one")
@@ -266,16 +323,18 @@ def objects_with_errors():
     for turn in range(6):
         given = [Unpicklable() if turn == 4 else Explosive() if turn == 5 else turn]
         if group.rank():
-            try:
-                group.send_object_list(given, 0)
-            except (TypeError, ValueError) as error:
-                errors.append(str(error))
-                group.send_object_list([turn], 0)
+            for send in (partial(group.send_object_list, given, 0), partial(group.send_object, given[0], 0)):
+                try:
+                    send()
+                except (TypeError, ValueError) as error:
+                    errors.append(str(error))
+                    group.send_object_list([turn], 0)
         else:
-            try:
-                group.recv_object_list(given, 1)
-            except dist.DistError as error:
-                errors.append(str(error))
+            for recv in (partial(group.recv_object_list, given, 1), partial(group.recv_object, 1)):
+                try:
+                    recv()
+                except dist.DistError as error:
+                    errors.append(str(error))
     group.barrier()
     if group.rank():
         group.send_object_list([1, 2], 0)
@@ -291,9 +350,13 @@ def test_errors_of_objects_are_those_of_a_first_call(worlds):
     world = worlds.world("gloo", 2)
     received, sent = world.run(objects_with_errors)
     worlds.drop("gloo", 2)  # a message did not fit, which has failed the group
-    [unpicklable], (unpickled, misfit) = sent, received
-    assert "an object of type Unpicklable cannot be pickled: not this one" in unpicklable
-    assert "cannot be unpickled here: RuntimeError: not here" in unpickled
+    *unpickled, misfit = received
+    for name, unpicklable in zip(("send_object_list", "send_object"), sent, strict=True):
+        assert name in unpicklable
+        assert "an object of type Unpicklable cannot be pickled: not this one" in unpicklable
+    for name, told in zip(("recv_object_list", "recv_object"), unpickled, strict=True):
+        assert name in told
+        assert "cannot be unpickled here: RuntimeError: not here" in told
     assert "2 objects" in misfit
     assert "1 object;" in misfit
 

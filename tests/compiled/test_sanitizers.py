@@ -73,6 +73,7 @@ def main(rank, size):
             for tag in (6, 1, 2, 3, 4, 5):
                 objects = [b"." * (number << 9)]
                 dist.send(y, 0, tag=tag) if tag not in (4, 5) else dist.send_object_list(objects, 0, tag=tag)
+            dist.send_object(objects, 0, tag=7)
         else:
             for _ in range(1, size):
                 dist.recv(y, tag=6)
@@ -83,6 +84,7 @@ def main(rank, size):
                     pass
                 dist.recv_object_list([None], tag=4)
                 dist.irecv_object_list(tag=5).result()
+                dist.recv_object(tag=7)
         around = (rank + 1) % size, (rank - 1) % size
         dist.sendrecv(y, np.zeros(2), *around)
         for _ in range(3):
