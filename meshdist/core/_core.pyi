@@ -180,6 +180,7 @@ class Ring:
         announced: set[Any],
         follow: Callable[[Any, int], Any] | None,
         pid: int,
+        shares_cores: bool,
     ) -> None: ...
     def __call__(self, array: Any) -> bool: ...
 

@@ -59,8 +59,8 @@ static inline int64_t now_ns(void)
 
 /* How often a wait polls before it yields the processor: some microseconds, the delay of a peer that runs. After a poll in
    vain, the next one is shorter, as more ranks than processors keep each other from running; but not as short as a message
-   takes between two ranks that run. */
-enum { SPINS = 300, FEWEST_SPINS = 8, FEWEST_FOR_MESSAGES = 64 };
+   takes between two ranks that run, unless there are known to be more. */
+enum { SPINS = 300, FEWEST_SPINS = 8, FEWEST_FOR_MESSAGES = 64, FEWEST_ON_SHARED_CORES = 2 };
 static inline void spun(int *spins, bool in_vain, int fewest)
 {
     if (in_vain)
@@ -286,7 +286,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
-    bool receives;
+    bool receives, shares_cores;
     Py_buffer memory; /* of the channel */
     Word *words;
     Pipe pipe;
@@ -302,7 +302,7 @@ typedef struct {
     PyObject *announced, *follow;
     Py_ssize_t mode;
     long pid;
-    int spins;
+    int spins, fewest_spins;
     /* Which way is the faster one for a message that may be announced, and has room: some are timed, in turns. */
     struct {
         uint32_t messages;

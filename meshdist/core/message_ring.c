@@ -2,7 +2,10 @@
 
    In an exchange, both ranks are busy with what they receive. So a long message may only be announced: its receiver copies
    it from the sender's array, once instead of twice, and the sender has nothing to do but to wait. Whether that is faster
-   depends on the size and the processor: up to 128 KiB the ring took two thirds of the time on an AMD EPYC. */
+   depends on the size and the processor: up to 128 KiB the ring took two thirds of the time on an AMD EPYC. Ranks find out
+   by trials, each for itself. Where they share cores, they would choose differently, as one call takes what others have
+   left, and would wait for each other in both ways: around 4 ranks on 2 cores, messages of 64 KiB took twice as long so as
+   through the ring, and of 1 MiB 1.3 times as long as announced. */
 #include "core.h"
 
 #include <structmember.h>
@@ -138,6 +141,8 @@ static uint64_t next_number(Ring *self)
 
 /* Of so many messages, the first are timed: some in each way. */
 enum { PERIOD = 256, TIMED = 6 };
+/* Where ranks share cores, the longest message that goes through the ring. */
+enum { MOST_ON_SHARED_CORES = 512 << 10 };
 
 bool ring_announces(Ring *self)
 {
@@ -152,6 +157,8 @@ bool ring_announces(Ring *self)
         self->trial.best_ns[turn >= TIMED] = INT64_MAX;
     if (!gets_room(self, length))
         return true;
+    if (self->shares_cores)
+        return self->kind.num_bytes > MOST_ON_SHARED_CORES;
     if (turn >= 2 * TIMED)
         return self->trial.best_ns[true] < self->trial.best_ns[false];
     self->trial.announces = turn >= TIMED;
@@ -218,12 +225,12 @@ static bool is_taken(Ring *self, uint64_t number)
     const Word *taken = &self->words[self->taken];
     for (int spins = self->spins; spins > 0; spins--) {
         if (load(taken) >= number) {
-            spun(&self->spins, false, FEWEST_FOR_MESSAGES);
+            spun(&self->spins, false, self->fewest_spins);
             return true;
         }
         pause_briefly();
     }
-    spun(&self->spins, true, FEWEST_FOR_MESSAGES);
+    spun(&self->spins, true, self->fewest_spins);
     bool is = false;
     Py_BEGIN_ALLOW_THREADS
     int64_t until = now_ns() + for_bytes(YIELD_NS, self->kind.num_bytes);
@@ -266,12 +273,12 @@ int ring_await(Ring *self)
         return 1;
     for (int spins = self->spins; spins > 0; spins--) {
         if (load(head) != tail) {
-            spun(&self->spins, false, FEWEST_FOR_MESSAGES);
+            spun(&self->spins, false, self->fewest_spins);
             return 1;
         }
         pause_briefly();
     }
-    spun(&self->spins, true, FEWEST_FOR_MESSAGES);
+    spun(&self->spins, true, self->fewest_spins);
     bool has_come = false;
     Py_BEGIN_ALLOW_THREADS
     /* Another thread may read the message meanwhile: then this one needs a request. */
@@ -474,14 +481,15 @@ static PyObject *ring_call(PyObject *object, PyObject *const *args, size_t nargs
 static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     PyObject *memory, *start, *locked, *queues, *keys, *owner, *nones, *wake_up, *rest, *announced, *follow;
-    int receives;
+    int receives, shares_cores;
     Py_ssize_t ring_begin, ring_bytes, unit, others_state, others_bells, head, tail;
     Py_ssize_t pace, taken, written, mode;
     long pid;
-    if (!PyArg_ParseTuple(args, "pO(nn)(nnnnnnnn)nO!OO!O!OO!OOO!Ol", &receives, &memory, &ring_begin, &ring_bytes,
+    if (!PyArg_ParseTuple(args, "pO(nn)(nnnnnnnn)nO!OO!O!OO!OOO!Olp", &receives, &memory, &ring_begin, &ring_bytes,
                           &head, &tail, &pace, &others_state, &others_bells, &taken, &written, &mode, &unit,
                           &PyBytes_Type, &start, &locked, &PyTuple_Type, &queues, &PyTuple_Type, &keys, &owner,
-                          &PyTuple_Type, &nones, &wake_up, &rest, &PySet_Type, &announced, &follow, &pid))
+                          &PyTuple_Type, &nones, &wake_up, &rest, &PySet_Type, &announced, &follow, &pid,
+                          &shares_cores))
         return NULL;
     if (PyBytes_GET_SIZE(start) != sizeof(Header)) {
         PyErr_SetString(PyExc_ValueError, "Ring: start must be a header without what is a message's own");
@@ -491,7 +499,8 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     if (self == NULL)
         return NULL;
     self->call = ring_call, self->spins = SPINS;
-    self->receives = receives;
+    self->fewest_spins = shares_cores ? FEWEST_ON_SHARED_CORES : FEWEST_FOR_MESSAGES;
+    self->receives = receives, self->shares_cores = shares_cores;
     memcpy(&self->kind, PyBytes_AS_STRING(start), sizeof self->kind);
     self->locked = Py_NewRef(locked), self->queues = Py_NewRef(queues);
     self->keys = Py_NewRef(keys);
@@ -553,7 +562,7 @@ static PyType_Slot slots[] = {
     {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, members},
     {Py_tp_doc, "Ring(receives, memory, (ring_begin, ring_bytes), (head, tail, pace, others_state, others_bells, "
                 "taken, written, mode), unit, start, locked, queues, keys, owner, nones, wake, rest, "
-                "announced, follow, pid): called with an array, it moves a message and returns True, or False if it needs "
+                "announced, follow, pid, shares_cores): called with an array, it moves a message and returns True, or False if it needs "
                 "a request. With `rest`, the sender waits until a message is taken, in the end by `rest(array, number, prefix)`."},
     {0, NULL},
 };

@@ -123,6 +123,11 @@ def local_world_size() -> int:
     return int(text) if text.isdecimal() else 1
 
 
+def ranks_share_cores() -> bool:
+    """Return whether the ranks of this host are more than its cores, as far as the launcher says."""
+    return local_world_size() > (os.cpu_count() or 1)
+
+
 def num_preemptions() -> int:
     """Return how often this thread's core was given to another; 0 where that is not known."""
     if sys.platform != "linux":

@@ -40,6 +40,7 @@ from meshdist.backends.gloo.shm.channel import (
 )
 from meshdist.backends.p2p.eager_messages import MessageKind, fast_recv
 from meshdist.runtime.waiting import Waitable
+from meshdist.system.platform import ranks_share_cores
 
 # Up to here a message is copied in one go, else in pieces, as with a request.
 _SHORT_BYTES = FIRST_PIECE
@@ -190,6 +191,7 @@ def _compiled(
         announced,
         follow,
         pid,
+        ranks_share_cores(),
     )
 
 
