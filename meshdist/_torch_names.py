@@ -281,8 +281,11 @@ _NO_KEYWORDS = (
 )
 
 
-def explain_call(function: Callable[..., Any], error: TypeError) -> None:
-    """Add to an error which argument was meant, if `function` was called with one that it does not have."""
+def explain_call(function: Callable[..., Any], error: TypeError, *, has_own_group: bool = False) -> None:
+    """Add to an error which argument was meant, if `function` was called with one that it does not have.
+
+    Methods have their own group.
+    """
     words = str(error).partition(". Did you mean")[0]  # of Python 3.13, which knows no other libraries
     unknown, many, missing = (pattern.match(words) for pattern in (_UNKNOWN_KEYWORD, _TOO_MANY, _MISSING))
     found, function = unknown or many or missing, unwrap(function)
@@ -296,8 +299,12 @@ def explain_call(function: Callable[..., Any], error: TypeError) -> None:
             error.args = (f"{words}; the first argument is the device type, 'cpu' or 'cuda'",)
         elif function.__name__ in _RETURNED and "group" in known:
             error.args = (f"{words}; meshdist.functional.{function.__name__}(x, group=...) returns the result",)
+        elif function.__name__ == "all_gather_object":
+            error.args = (f"{words}; the first argument is a list that gets them: objects = [None] * size",)
     elif unknown is not None:
-        error.args = (words + _instead_of_keyword(function.__name__, unknown[2], known),)
+        means_own_group = has_own_group and "group" in _KEYWORDS.get(unknown[2], ())
+        keyword = "group" if means_own_group else unknown[2]
+        error.args = (words + _instead_of_keyword(function.__name__, keyword, known),)
     elif function.__name__ == "redistribute":
         error.args = (f"{words}; an array stays on its mesh: write x.redistribute(placements)",)
     elif function.__qualname__ == "DeviceMesh.get_rank":

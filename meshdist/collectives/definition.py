@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overlo
 from meshdist import core
 from meshdist.collectives.dataflow import Dataflow
 from meshdist.runtime.call import Algorithm, Call, CollectiveSpec, CompositionSpec
-from meshdist.system.name_hints import explain, explaining, never_began
+from meshdist.system.name_hints import OWN_GROUP, explain, explaining, never_began
 
 if TYPE_CHECKING:
     from meshdist.runtime.interfaces import Group, HasGroup
@@ -25,8 +25,6 @@ R = TypeVar("R")
 Self = TypeVar("Self", bound="GroupFunction[Any, Any]")
 
 _ROOTS = ("src", "dst")
-# The parameter `group` of methods: no keyword has this name.
-_OWN_GROUP = "<group>"
 
 
 # Called from C: a Python method that forwards *args and **kwargs would dominate the cost of a call.
@@ -162,7 +160,7 @@ def _with_group(function: Callable[..., R], group: Group) -> Callable[..., R]:
 
 
 def _renamed(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(_OWN_GROUP if name == "group" else name for name in names)
+    return tuple(OWN_GROUP if name == "group" else name for name in names)
 
 
 def written_everywhere(call: Call) -> bool:

@@ -182,6 +182,13 @@ class PeerFailure(NamedTuple):
     left_out: LeftOut = LeftOut.NOTHING
     rank: int | None = None  # its global rank
 
+    def in_words(self) -> str:
+        """Return the end of the peer, and what it has left out, as an error says it."""
+        words = f"{self.who} {describe(self.departure)}"
+        if self.departure.exit.is_orderly and self.left_out is not LeftOut.NOTHING:
+            words += f" {'and ' if self.departure.exit is PeerExit.ENDED else ''}without {self.left_out.value}"
+        return words
+
 
 _RANK = " (rank "
 
@@ -190,6 +197,14 @@ def failure_of(error: BaseException) -> PeerFailure | None:
     """Return the peer's end that caused `error`; None if no peer's end did, or none is known."""
     peer = getattr(error, "peer", None)
     return peer if isinstance(peer, PeerFailure) else None
+
+
+def part_of_call(error: DistError) -> None:
+    """Say of a message that was not sent or received, in `error`, that the peer did not make the call it is part of."""
+    failure = failure_of(error)
+    if failure is not None and failure.left_out in (LeftOut.SEND, LeftOut.RECEIVE):
+        error.peer = failure._replace(left_out=LeftOut.CALL)
+        error.what = error.what.replace(failure.in_words(), error.peer.in_words())
 
 
 def gave_up(error: DistError) -> Departure:
@@ -260,13 +275,11 @@ def peer_gone(
     who: str, departure: Departure, left_out: LeftOut = LeftOut.NOTHING, *, rank: int | None = None
 ) -> DistBackendError:
     """Return the error of a call that waits for `who`, the global `rank`, which is gone before doing `left_out`."""
-    words = f"{who} {describe(departure)}"
-    if departure.exit.is_orderly and left_out is not LeftOut.NOTHING:
-        words += f" {'and ' if departure.exit is PeerExit.ENDED else ''}without {left_out.value}"
+    failure = PeerFailure(who, departure, left_out, rank)
     is_cut_off = departure.exit in (PeerExit.LOST, PeerExit.RESET, PeerExit.SILENT, PeerExit.UNREACHABLE)
     kind = PeerConnectionError if is_cut_off else DistBackendError
-    error = kind(words, peer_failed=True, hang_report=departure.hang_report)
-    error.peer = PeerFailure(who, departure, left_out, rank)
+    error = kind(failure.in_words(), peer_failed=True, hang_report=departure.hang_report)
+    error.peer = failure
     error.is_numbered = departure.call is not None
     return error
 

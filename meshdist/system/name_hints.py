@@ -20,6 +20,8 @@ _PACKAGE = "meshdist"
 _FEW_RANKS = 8
 # The function that methods with a root are, in `collectives.definition`.
 _OF_METHODS = "rooted"
+# The parameter `group` of methods: no keyword has this name.
+OWN_GROUP = "<group>"
 # The parameters before the peer of a message, and before the first of two.
 _SENT = ("tensor", "obj", "object_list", "recv")
 
@@ -146,7 +148,17 @@ def explain(function: Callable[..., Any], error: TypeError) -> None:
     """Add to an error which argument was meant, if `function` was called with one that it does not have."""
     from meshdist._torch_names import explain_call
 
-    explain_call(function, error)
+    explain_call(function, error, has_own_group=_has_own_group(function))
+
+
+def _has_own_group(function: Callable[..., Any] | None) -> bool:
+    """Return whether a function is a method of a group or a mesh, which is bound to that and has no such argument."""
+    while function is not None:
+        code = getattr(function, "__code__", None)
+        if code is not None and (code.co_name == _OF_METHODS or OWN_GROUP in code.co_varnames):
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
 
 
 def explaining(function: Callable[P, R]) -> Callable[P, R]:

@@ -96,6 +96,8 @@ OWN_GROUP = "'group'; a method runs over its own group: along an axis of a mesh,
         (lambda x, mesh: dist.all_reduce(x, asynchronous=True), "'asynchronous'; did you mean async_op=?"),
         (lambda x, mesh: mesh.all_reduce(x, group=mesh), OWN_GROUP.format("all_reduce")),
         (lambda x, mesh: mesh.broadcast(x, 0, group=mesh), OWN_GROUP.format("broadcast")),
+        (lambda x, mesh: mesh.all_reduce(x, comm=mesh), OWN_GROUP.format("all_reduce").replace("group", "comm", 1)),
+        (lambda x, mesh: dist.new_group().send(x, 0, comm=mesh), OWN_GROUP.format("send").replace("group", "comm", 1)),
         (lambda x, mesh: dist.new_group().send(x, 0, group=mesh), OWN_GROUP.format("send")),
         (lambda x, mesh: dist.all_reduce(x, axis="dp"), 'along an axis of a mesh: mesh["dp"].all_reduce(...)'),
         (
@@ -121,6 +123,10 @@ OWN_GROUP = "'group'; a method runs over its own group: along an axis of a mesh,
             f"'timeout'; `all_reduce(..., async_op=True).wait(timeout=...)` {OF_ONE}",
         ),
         (lambda x, mesh: dist.all_gather_object([None], 1, timeout=1), f"'timeout'; {OF_ALL}"),
+        (
+            lambda x, mesh: dist.all_gather_object(x),
+            "the first argument is a list that gets them: objects = [None] * size",
+        ),
     ],
 )
 def test_what_a_keyword_of_another_library_is_called_here(call, words):
