@@ -25,6 +25,8 @@ from sidebyside.libraries import NAMES, OVER_MPI, SHARED, Library, installed
 from sidebyside.options import names_from, picture, positive, positive_float, positives
 from sidebyside.rounds import measure
 
+from meshdist import core
+
 METHOD = """\
 Time of one call on the slowest rank: the median of {rounds} rounds and, in brackets, the shortest. In each round the \
 libraries take turns, for about {seconds:g} s each. A ratio is the median of the rounds' ratios: above 1, meshdist is \
@@ -116,6 +118,7 @@ def main() -> int:
         table = report.table(columns.head(ranks), [*map(columns.row, results), *columns.means(results)], text_columns=2)
         subject = "Messages" if MESSAGES.issuperset(args.collectives) else "Collectives"
         title = f"{subject}, {ranks} ranks" + (", backend mpi" if columns.own is OVER_MPI else "")
+        title += " without the compiled core" if core.module is None else ""
         body = "\n\n".join(filter(None, [METHOD.format(rounds=args.rounds, **words), table, columns.summary(results)]))
         described = machine.describe({library: versions[library] for library in libraries if library is not SHARED})
         report.publish(args, title, described, body, everything)
