@@ -36,7 +36,7 @@ send_object (a dict that has the array). exchange sends in both directions at th
 and sendrecv around the ring of all ranks (in torch, which has none, with these two). all_reduce_outstanding is \
 {outstanding} async calls and the wait for all, all_reduce_coalesced one call of {coalesced} arrays (over MPI, packed \
 by the program, or from 1 MiB on one call for each), and the size that of all of them; neither counts in the means. \
-All libraries' arrays have pages of their own (MALLOC_MMAP_THRESHOLD_): glibc would give them those of earlier ones, \
+Arrays of 4 MiB and more have pages of their own, with all libraries: malloc might give them those of earlier ones, \
 on which they are up to twice as slow. Shared arrays are those of meshdist.empty. All with OMP_NUM_THREADS=1, without \
 binding to cores."""
 
@@ -96,7 +96,6 @@ def run(args: argparse.Namespace, libraries: list[Library], ranks: int) -> list[
 
 def main() -> int:
     args = parse()
-    machine.give_arrays_pages_of_their_own()
     versions = installed(args.libraries)
     libraries = list(versions)
     columns = Columns(libraries)
