@@ -116,7 +116,7 @@ SLOW_TESTS = re.compile(
     r"|test_strided_moves.*\[(9000|several chunks)\]"
     r"|test_lost_and_doubled_datagrams_do_no_harm\[2"
     r"|test_show\.py::test_all_texts_of_a_plot_can_be_read\[shape0-"
-    r"|test_reductions_by_reading_are_the_same\[3-core"
+    r"|test_reductions_by_reading_are_the_same.*-3-core"
     r"|test_destroyed_groups_leave_no_memory_behind\[gloo\]"
     r"|conformance/.*\[threads-2"
     # Each waits for a second or two; on processes that share memory, or of another kind, it is a quick test.
@@ -131,6 +131,9 @@ SLOW_TESTS = re.compile(
     r"|test_messages_both_ways_that_nobody_receives_end.*\[(threads|gloo-tcp)"
     r"|test_a_rank_that_ends_early_with_status_0\[(_exit|destroys)"
     r"|test_store_resumption.*\[in the clear"
+    r"|test_pages.*::test_program_prints_what_the_page_says"
+    r"|faults/.*\[gloo-slots|faults/test_killed_ranks.*-first call\]"
+    r"|test_all_ranks_begin_again_at_the_same_call\[3|test_arrays_live_until_the_call_is_done\[True"
 )
 # Patterns of the names of slow tests that repeat others, in more worlds, with more libraries or more versions.
 EXHAUSTIVE = re.compile(
@@ -197,6 +200,14 @@ EXHAUSTIVE = re.compile(
     r"|test_dtypes_and_ops\[(?!float16|bfloat16|complex64|bool)"
     r"|test_300_strangers_that_begin_tls_and_are_silent_delay_nobody"
     r"|test_faulty_links.*::test_calls_on_a_link_that_reorders_and_loses_packets"
+    r"|faults/.*\[gloo-slots|faults/.*\bgloo-tcp(?!.*-connected)"
+    r"|test_reductions_by_reading_are_the_same.*-3-core and"
+    r"|test_train_digits.*\[float64-(2x1|1x2|4x1|1x4)"
+    r"|test_every_mesh_computes_the_run_of_one_rank\[(2x1x1-\]|1x2x1-\]|1x2x2-\]|2x2x1---zero)"
+    r"|test_package.*\[10\]"
+    r"|test_hundreds_of_groups_cost_no_descriptor|test_awaited_irecvs.*::test_as_long_as_its_thread"
+    r"|test_reductions.*::test_(?!all_reduce\[)\w+\[mpi-"
+    r"|test_torchrun_starts_the_same_program\[standalone(0-variables1|1-variables0)"
 )
 # Files whose few tests take long. They begin first, so that no process has one to run when the others are done.
 FIRST = (
