@@ -302,8 +302,9 @@ def explain_call(function: Callable[..., Any], error: TypeError, *, has_own_grou
         elif function.__name__ == "all_gather_object":
             error.args = (f"{words}; the first argument is a list that gets them: objects = [None] * size",)
     elif unknown is not None:
-        means_own_group = has_own_group and "group" in _KEYWORDS.get(unknown[2], ())
-        keyword = "group" if means_own_group else unknown[2]
+        keyword = unknown[2]
+        if has_own_group and ("group" in _KEYWORDS.get(keyword, ()) or spelt(keyword, known, NEAR) == "group"):
+            keyword = "group"
         error.args = (words + _instead_of_keyword(function.__name__, keyword, known),)
     elif function.__name__ == "redistribute":
         error.args = (f"{words}; an array stays on its mesh: write x.redistribute(placements)",)

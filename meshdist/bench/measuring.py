@@ -24,7 +24,7 @@ _CHECKED_CALLS = 3
 # slowest rank in each call adds up to more than all calls take.
 _BATCH_S = 100e-6
 # More calls than any kind of call has trials, also on a busy machine, where some are repeated.
-_MOST_TUNING_CALLS = 200
+_MOST_TUNING_CALLS = 300
 
 
 class Effort(NamedTuple):

@@ -363,7 +363,7 @@ typedef struct {
         Ring *ring;
         PyObject *rank, *global_rank;
     } *channels;
-    int spins;
+    int spins, fewest_spins;
     int64_t asked_ns; /* when Python has looked last for ranks that have begun to send, or have ended */
     enum { ARRAYS, OBJECT_LISTS, PROBES, IPROBES } what;
     char is_single;           /* a list of one object, whose result is the object */

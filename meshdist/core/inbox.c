@@ -30,12 +30,12 @@ static bool await_any(Inbox *self)
         return true;
     for (int spins = 1 + self->spins / (self->num_channels + 1); spins > 0; spins--) {
         if (has_any(self)) {
-            spun(&self->spins, false, FEWEST_FOR_MESSAGES);
+            spun(&self->spins, false, self->fewest_spins);
             return true;
         }
         pause_briefly();
     }
-    spun(&self->spins, true, FEWEST_FOR_MESSAGES);
+    spun(&self->spins, true, self->fewest_spins);
     bool has_come = false;
     Py_BEGIN_ALLOW_THREADS
     for (int64_t until = now_ns() + YIELD_NS; !(has_come = has_any(self)) && now_ns() < until;)
@@ -156,7 +156,7 @@ static PyObject *inbox_new(PyTypeObject *type, PyObject *args, PyObject *keyword
     self->what = info != NULL ? (waits ? PROBES : IPROBES) : of_objects ? OBJECT_LISTS : ARRAYS;
     self->is_single = (char)is_single;
     self->info = Py_XNewRef(info), self->dtypes = Py_XNewRef(dtypes);
-    self->asked_ns = now_ns(), self->spins = SPINS;
+    self->asked_ns = now_ns(), self->spins = SPINS, self->fewest_spins = FEWEST_FOR_MESSAGES;
     if ((self->channels = PyMem_Calloc(num_senders + 1, sizeof *self->channels)) == NULL) {
         Py_DECREF(self);
         return PyErr_NoMemory();
@@ -175,6 +175,7 @@ static PyObject *inbox_add(Inbox *self, PyObject *args)
     }
     self->channels[self->num_channels] =
         (struct Channel){(Ring *)Py_NewRef(ring), Py_NewRef(rank), Py_NewRef(global_rank)};
+    self->fewest_spins = ((Ring *)ring)->fewest_spins; /* the same of all ranks of a host */
     self->num_channels++; /* last: another thread may be polling */
     Py_RETURN_NONE;
 }

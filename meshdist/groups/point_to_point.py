@@ -462,7 +462,7 @@ class PointToPoint(Exchanges):
     def _given(self, error_prefix: str, tensor: Any, tag: int) -> Array:
         if type(tensor) is not ObjectMessage:
             return self._array(error_prefix, tensor, tag)
-        is_single = tensor.given is None and tensor.array.dtype == dtype_of_objects(1)
+        is_single = tensor.is_single or (tensor.given is None and tensor.array.dtype == dtype_of_objects(1))
         self._check_tag(error_prefix, tag, _RECEIVE_OBJECT if is_single else _RECEIVE_OBJECTS)
         return tensor.array
 

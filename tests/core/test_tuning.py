@@ -143,6 +143,20 @@ def test_what_is_measured_on_a_busy_machine_is_remembered_if_asked_for(tmp_path,
     assert TuningCache(2).choice(trials.key) == remembered
 
 
+@pytest.mark.parametrize(("was_disturbed", "remembered"), [(False, "guess"), (True, None)])
+def test_the_last_choice_is_remembered_while_ways_are_tried_again(tmp_path, monkeypatch, was_disturbed, remembered):
+    monkeypatch.setenv(tuning_cache.DIRECTORY, str(tmp_path))
+    choices = Tuning(Mode.ON, TuningCache(2), has_cores=True)
+    trials = choices.trials("call", 1 << 20, ["guess", "other"])
+    while trials.goes_on:
+        trials.add({"guess": 100, "other": 150}[trials.next], None, was_disturbed=was_disturbed)
+    num_calls_until_tried_again(trials)
+    trials.add(100, None)
+    assert trials.next == "other"
+    choices.save()
+    assert TuningCache(2).choice(trials.key, or_candidate=True) == remembered
+
+
 def test_what_is_remembered_is_taken_after_the_first_call():
     trials = Trials("call", 1 << 20, ["guess", "other"], measures=True)
     trials.add(100, 1)

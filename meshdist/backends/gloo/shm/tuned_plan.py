@@ -50,17 +50,30 @@ def fastest(
     trials = shm.tuning.trials(kind_of(call), num_bytes, names)
     if trials.is_final:
         return ways[trials.next](shm, call, spec)
-    plans = {name: ways[name](shm, call, spec) for name in names}
-    return TunedPlan(shm, call, plans).over(num_bytes, names)
+    first = {trials.next: ways[trials.next](shm, call, spec)}
+    return TunedPlan(shm, call, first, lambda way, call: ways[way](shm, call, spec)).over(num_bytes, names)
 
 
 class TunedPlan(BarrierPlan):
-    """Runs one of several `plans` of one call, one for each way: that which is the fastest, or is to be tried."""
+    """Runs one of several plans of one call, one for each way: that which is the fastest, or is to be tried.
 
-    def __init__(self, shm: ShmGroup, call: Call, plans: Mapping[str, BarrierPlan]) -> None:
+    Args:
+        plans: By the name of the way, those that are there already.
+        make: Makes that of another way; None if all are there.
+    """
+
+    def __init__(
+        self,
+        shm: ShmGroup,
+        call: Call,
+        plans: dict[str, BarrierPlan],
+        make: Callable[[str, Call], BarrierPlan] | None = None,
+    ) -> None:
         super().__init__(shm.barrier, shm.backend, call)
         self._shm, self._rank, self._plans = shm, call.rank, plans
         self._kind, self._trials = kind_of(call), Trials.of_one_way(next(iter(plans)))
+        self._make, self._call = make, call.without_buffers()
+        self._adopted: Signature | None = None
 
     def over(self, num_bytes: int, names: Sequence[str]) -> TunedPlan:
         """The calls from now on are of this size, and the default is the first of `names`; return this plan."""
@@ -74,24 +87,25 @@ class TunedPlan(BarrierPlan):
 
     def adopt_signature(self, signature: Signature) -> None:
         super().adopt_signature(signature)
+        self._adopted = signature
         for plan in self._plans.values():
             plan.adopt_signature(signature)
 
     def run(self, send: Buffers, recv: Buffers) -> None:
         began = self.begins()
-        self._plans[self.way].run(send, recv)
+        self._next(send, recv).run(send, recv)
         if self.ended(began):
             self._take_steps(self.compare())
 
     def run_strided(self, send: Buffers, recv: Buffers, plain: Plain) -> None:
         began = self.begins()
-        self._plans[self.way].run_strided(send, recv, plain)
+        self._next(send, recv).run_strided(send, recv, plain)
         if self.ended(began):
             self._take_steps(self.compare())
 
     def first_step(self, send: Buffers, recv: Buffers) -> Callable[[], object]:
         began = self.begins()
-        return partial(self._finish, self._plans[self.way].first_step(send, recv), began)
+        return partial(self._finish, self._next(send, recv).first_step(send, recv), began)
 
     def _finish(self, rest: Callable[[], object], began: Moment | None) -> None:
         rest()
@@ -100,9 +114,21 @@ class TunedPlan(BarrierPlan):
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
         began = self.begins()
-        yield from self._plans[self.way].steps(send, recv)
+        yield from self._next(send, recv).steps(send, recv)
         if self.ended(began):
             yield from self.compare()
+
+    def _next(self, send: Buffers, recv: Buffers) -> BarrierPlan:
+        """Return the plan of the next call, which is of such arrays."""
+        way = self.way
+        plan = self._plans.get(way)
+        if plan is None:
+            assert self._make is not None
+            plan = self._make(way, self._call._replace(send=send, recv=recv).on_plain_arrays())
+            if self._adopted is not None:
+                plan.adopt_signature(self._adopted)
+            self._plans[way] = plan
+        return plan
 
     def begins(self) -> Moment | None:
         """Return when a call begins; None if no ways are being tried."""

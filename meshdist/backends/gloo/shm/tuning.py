@@ -73,7 +73,7 @@ class Trials:
         kind, most_bytes, ways: As in `Choice`.
         chosen: The number of the chosen way; None until the first trials have ended.
         goes_on: Ways are being tried.
-        was_disturbed: Calls were measured in which another process had the core of a rank.
+        was_disturbed: The way was chosen although another process had the core of a rank in measured calls.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Trials:
         self._has_cores = has_cores
         self._calls_in_a_run = _CALLS_IN_A_RUN if has_cores else _CALLS_ON_SHARED_CORES
         self._is_new = False  # the next call is the first of its way, in which pages are mapped
-        self.was_disturbed = False
+        self.was_disturbed = self._is_disturbed = False
 
     @classmethod
     def of_one_way(cls, way: str) -> Trials:
@@ -154,7 +154,7 @@ class Trials:
             if self._repeats > 0:
                 self._repeats -= 1
                 return
-            self.was_disturbed = True
+            self._is_disturbed = True
         way = self._left.pop(0)
         if self.is_first:
             if remembered is not None or not self._measures:
@@ -188,7 +188,7 @@ class Trials:
         self._tried, self._rounds, self._most_rounds = self._left.copy(), 1, _LEAST_ROUNDS
         self._times, self._measured_ns = {}, 0
         self._repeats = _REPEATS * len(self._tried)
-        self._is_new, self.was_disturbed, self.goes_on = True, False, True
+        self._is_new, self._is_disturbed, self.goes_on = True, False, True
 
     def _next_round(self) -> None:
         times, incumbent = self._times, self.chosen or 0
@@ -200,6 +200,7 @@ class Trials:
             if has_enough or len(self._left) == 1:
                 for way, time in times.items():
                     self.shortest_ns[way] = time
+                self.was_disturbed = self._is_disturbed
                 keeps = times[incumbent] <= shortest * self._worthwhile
                 self.settle(incumbent if keeps else min(times, key=times.__getitem__))
                 return
@@ -248,9 +249,11 @@ class Tuning:
     def save(self) -> None:
         """Remember what was measured; on a busy machine, only if that is asked for."""
         measured = {
-            trials.key: trials.next
+            trials.key: trials.ways[trials.chosen]
             for trials in self._trials.values()
-            if trials.is_measured and (self.mode is Mode.FORCE or not trials.was_disturbed)
+            if trials.chosen is not None
+            and trials.is_measured
+            and (self.mode is Mode.FORCE or not trials.was_disturbed)
         }
         if self._cache is not None and measured:
             self._cache.update(measured, is_final=self.mode is Mode.FORCE)
