@@ -6,6 +6,7 @@ Two MPI libraries cannot live in one environment. They lie where the tests have 
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import shutil
@@ -32,18 +33,21 @@ def python_with(library: str) -> str:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     folder = Path(os.environ.get(VARIABLE) or ROOT / ".pytest_cache" / "mpi") / f"{library}-{version}"
     python = folder / "bin" / "python"
-    if not (folder / "complete").exists():
-        print(f"{library}: making an environment, once, in {folder}", file=sys.stderr, flush=True)
-        shutil.rmtree(folder, ignore_errors=True)
-        _run(sys.executable, "-m", "venv", "--without-pip", str(folder))
-        _run(sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "mpi4py>=4.0", library)
-        _run(str(python), "-c", "import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI")
-        (folder / "complete").touch()
-    packages = next(folder.glob("lib/python*/site-packages"))
-    theirs = "".join(f"{path}\n" for path in sys.path if path.endswith("-packages"))
-    place = packages / "benchmarks.pth"
-    if not place.exists() or place.read_text() != theirs:
-        place.write_text(theirs)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_name(f"{folder.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the tests may be making it
+        if not (folder / "complete").exists():
+            print(f"{library}: making an environment, once, in {folder}", file=sys.stderr, flush=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            _run(sys.executable, "-m", "venv", "--without-pip", str(folder))
+            _run(sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "mpi4py>=4.0", library)
+            _run(str(python), "-c", "import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI")
+            (folder / "complete").touch()
+        packages = next(folder.glob("lib/python*/site-packages"))
+        theirs = "".join(f"{path}\n" for path in sys.path if path.endswith("-packages"))
+        place = packages / "benchmarks.pth"
+        if not place.exists() or place.read_text() != theirs:
+            place.write_text(theirs)
     return str(python)
 
 

@@ -140,7 +140,8 @@ def _reserved(client: Client, workers: Sequence[str], deadline: Deadline) -> Ite
 
 
 def _release(client: Client, lock: MultiLock) -> None:
-    with suppress(OSError):  # without a scheduler there is no lock
+    # Without a scheduler there is no lock, and a rank whose task was cancelled has released it.
+    with suppress(OSError, KeyError):
         client.sync(scheduler_of(client).multi_lock_release, id=lock.id)
 
 

@@ -1,6 +1,7 @@
 """The benchmarks run, refuse wrong results, and leave nothing behind. What they measure is not looked at."""
 
 import contextlib
+import fcntl
 import importlib.util
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +94,21 @@ def interpreter():
 @pytest.fixture
 def sidebyside(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def test_an_environment_that_another_process_makes_is_waited_for(sidebyside, tmp_path, monkeypatch):
+    from sidebyside import environments
+
+    monkeypatch.setenv(environments.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(environments, "_run", lambda *command: pytest.fail("it makes one too"))
+    folder = tmp_path / f"openmpi-{sys.version_info.major}.{sys.version_info.minor}"
+    with ThreadPoolExecutor(1) as pool:
+        with open(tmp_path / f"{folder.name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = pool.submit(environments.python_with.__wrapped__, "openmpi")
+            (folder / "lib" / "python3" / "site-packages").mkdir(parents=True)
+            (folder / "complete").touch()
+        assert found.result(30) == str(folder / "bin" / "python")
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from until import until
 from worlds import needs_linux
 
 import meshdist as dist
+from meshdist.system.deadline import Deadline
 
 pytestmark = [
     needs_linux,
@@ -36,6 +37,7 @@ if find_spec("distributed") is not None or TYPE_CHECKING:
     from distributed import Client, Future, LocalCluster
 
     import meshdist.dask
+    from meshdist.dask import dask_job
     from meshdist.dask.seat import Reserved, Seat, Ticket, _seats, drop_seat, reserve_seat
 
 RANKS = 2
@@ -218,6 +220,16 @@ def test_a_cancelled_job_frees_the_workers(client: Any, tmp_path: Path) -> None:
     assert len(failures) == 1
     assert re.fullmatch(r"run: rank \d of 2, on worker tcp://[\d.:]+, had its task cancelled.*", str(failures[0]))
     assert meshdist.dask.run(client, dask_ranks.sums)[1][0] == 1
+
+
+def test_workers_that_a_cancelled_rank_has_released_hide_no_failure(client: Any) -> None:
+    def fails() -> None:
+        with dask_job._reserved(client, [*client.scheduler_info()["workers"]], Deadline(30)) as lock:
+            client.sync(client.scheduler.multi_lock_release, id=lock)
+            raise RuntimeError("the failure")
+
+    with pytest.raises(RuntimeError, match="the failure"):
+        fails()
 
 
 def test_a_client_that_goes_away_frees_the_workers(client: Any, tmp_path: Path) -> None:
