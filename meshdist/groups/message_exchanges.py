@@ -20,7 +20,7 @@ from meshdist.collectives.definition import known_to_core
 from meshdist.errors import DistError
 from meshdist.groups.tags_and_probes import MessageGroup, Probes
 from meshdist.groups.unposted_messages import PersistentRequest
-from meshdist.runtime.departure import failure_of, part_of_call
+from meshdist.runtime.departure import failure_of, name_call_instead
 from meshdist.runtime.device_calls import DeviceCalls
 from meshdist.runtime.plan_cache import remember
 from meshdist.runtime.waiting import Waitable
@@ -180,7 +180,7 @@ class Exchanges(Probes):
         except DistError as error:
             first = _first_error(works, error)
             if terms.words and (first.is_misfit or _makes_other_calls(first)):
-                part_of_call(first)
+                name_call_instead(first)
                 first.add(f"{terms.difference(first.sent_label)}{terms.told_with(first)}")
             raise first from None
         return works

@@ -199,8 +199,8 @@ def failure_of(error: BaseException) -> PeerFailure | None:
     return peer if isinstance(peer, PeerFailure) else None
 
 
-def part_of_call(error: DistError) -> None:
-    """Say of a message that was not sent or received, in `error`, that the peer did not make the call it is part of."""
+def name_call_instead(error: DistError) -> None:
+    """Let an error of a message that a peer has not sent, or received, say that it did not make the whole call."""
     failure = failure_of(error)
     if failure is not None and failure.left_out in (LeftOut.SEND, LeftOut.RECEIVE):
         error.peer = failure._replace(left_out=LeftOut.CALL)

@@ -124,7 +124,10 @@ def local_world_size() -> int:
 
 
 def ranks_share_cores() -> bool:
-    """Return whether the ranks of this host are more than its cores, as far as the launcher says."""
+    """Return whether the ranks of this host are more than its cores, as far as the launcher says.
+
+    It does not ask for this rank's cores: ranks that are bound to cores of their own have few, and share none.
+    """
     return local_world_size() > (os.cpu_count() or 1)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -299,24 +300,33 @@ def test_a_slow_way_is_avoided(pair):
         assert chosen.startswith(("chunks", "one step"))
 
 
-def async_and_sync():
+@contextmanager
+def measuring(least_calls=tuning._LEAST_CALLS):
+    """A group that measures everything, and begins again after so many calls."""
     os.environ[TUNING] = "force"
+    known, tuning._LEAST_CALLS = tuning._LEAST_CALLS, least_calls
     try:
         with dist.new_group() as group:
-            # One rank prepares its plans long before it runs them; the other prepares each when it runs it.
-            arrays = [np.full(COUNT, dist.get_rank() + k, np.float32) for k in range(90)]
-            if dist.get_rank() == 0:
-                works = [group.all_reduce(array, async_op=True) for array in arrays]
-                for work in works:
-                    work.wait()
-            else:
-                for array in arrays:
-                    group.all_reduce(array)
-            wrong = sum((array != 2 * k + 1).sum() for k, array in enumerate(arrays))
-            [choice] = [c for c in group.usable_backend("test").choices() if len(c.ways) > 1]
-            return int(wrong), choice.ways[choice.chosen]
+            yield group
     finally:
+        tuning._LEAST_CALLS = known
         del os.environ[TUNING]
+
+
+def async_and_sync():
+    with measuring() as group:
+        # One rank prepares its plans long before it runs them; the other prepares each when it runs it.
+        arrays = [np.full(COUNT, dist.get_rank() + k, np.float32) for k in range(90)]
+        if dist.get_rank() == 0:
+            works = [group.all_reduce(array, async_op=True) for array in arrays]
+            for work in works:
+                work.wait()
+        else:
+            for array in arrays:
+                group.all_reduce(array)
+        wrong = sum((array != 2 * k + 1).sum() for k, array in enumerate(arrays))
+        [choice] = [c for c in group.usable_backend("test").choices() if len(c.ways) > 1]
+        return int(wrong), choice.ways[choice.chosen]
 
 
 @needs_linux
@@ -345,54 +355,42 @@ def wrong_lists(group, turn, long):
     return [peer for peer in range(size) if not np.array_equal(received[peer], due[peer])]
 
 
-def exchanged_lists(begins_again=None):
-    os.environ[TUNING] = "force"
-    least = tuning._LEAST_CALLS
-    tuning._LEAST_CALLS = begins_again or least
-    try:
-        with dist.new_group() as group:
-            for long in ((9000, 200_000), (40_000, 0, 70_000), (20_000,), (3, 200_000, 5, 0)):
-                for turn in range(60):
-                    assert wrong_lists(group, turn, long) == []
-            for turn in range(60):  # lists of several sizes in turns
-                assert wrong_lists(group, turn, ((30_000, 40_000), (9, 60_000), (0, 3))[turn % 3]) == []
-            return [choice.chosen for choice in group.usable_backend("test").choices()]
-    finally:
-        tuning._LEAST_CALLS = least
-        del os.environ[TUNING]
+def exchanged_lists(least_calls):
+    with measuring(least_calls) as group:
+        for long in ((9000, 200_000), (40_000, 0, 70_000), (20_000,), (3, 200_000, 5, 0)):
+            for turn in range(60):
+                assert wrong_lists(group, turn, long) == []
+        for turn in range(60):  # lists of several sizes in turns
+            assert wrong_lists(group, turn, ((30_000, 40_000), (9, 60_000), (0, 3))[turn % 3]) == []
+        return [choice.chosen for choice in group.usable_backend("test").choices()]
 
 
 @needs_linux
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("begins_again", [None, 3])
-def test_lists_of_unequal_arrays_go_in_every_way(worlds, size, begins_again):
-    first, *others = worlds.world("gloo", size).run(exchanged_lists, begins_again)
+@pytest.mark.parametrize("least_calls", [tuning._LEAST_CALLS, 3])
+def test_lists_of_unequal_arrays_go_in_every_way(worlds, size, least_calls):
+    first, *others = worlds.world("gloo", size).run(exchanged_lists, least_calls)
     assert others == [first] * (size - 1)
     assert first[0] is not None
 
 
 def trials_that_begin_again():
     """Make calls of each kind, of ordinary, strided and shared arrays, sync and async, while trials begin again."""
-    os.environ[TUNING] = "force"
-    least, tuning._LEAST_CALLS = tuning._LEAST_CALLS, 3
     rank, size = dist.get_rank(), dist.get_world_size()
-    try:
-        with dist.new_group() as group:
-            shared = dist.empty(COUNT, np.float32, group=group)
-            strided = np.empty((COUNT, 2), np.float32)[:, 0]
-            for turn in range(60):
-                assert wrong_results(group, turn) == []
-                # Which kind of array a rank passes is its own affair; all count the call alike.
-                array = (shared, strided, np.empty(COUNT, np.float32))[(turn * (rank + 1)) % 3]
-                array[:] = rank + turn
-                work = group.broadcast(array, src=turn % size, async_op=(turn + rank) % 2 == 0)
-                if work is not None and hasattr(work, "wait"):
-                    work.wait()
-                assert (array == turn % size + turn).all()
-            return [choice.chosen for choice in group.usable_backend("test").choices()]
-    finally:
-        tuning._LEAST_CALLS = least
-        del os.environ[TUNING]
+    with measuring(least_calls=3) as group:
+        shared = dist.empty(COUNT, np.float32, group=group)
+        strided = np.empty((COUNT, 2), np.float32)[:, 0]
+        for turn in range(60):
+            assert wrong_results(group, turn) == []
+            # Which kind of array a rank passes is its own affair; all count the call alike.
+            array = (shared, strided, np.empty(COUNT, np.float32))[(turn * (rank + 1)) % 3]
+            array[:] = rank + turn
+            if (turn + rank) % 2:
+                group.broadcast(array, src=turn % size)
+            else:
+                group.broadcast(array, src=turn % size, async_op=True).wait()
+            assert (array == turn % size + turn).all()
+        return [choice.chosen for choice in group.usable_backend("test").choices()]
 
 
 @needs_linux

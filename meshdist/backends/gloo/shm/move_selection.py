@@ -184,8 +184,8 @@ class AgreedMove(BarrierPlan):
         begun = self._run_compiled(send, recv)
         if not begun:
             self._run_rest(send, recv, began, has_begun=begun is None)
-        elif self._step is None and self._tuned.ended(began):
-            self._take_steps(self._tuned.compare())
+        elif self._step is None:
+            self._tuned.conclude(began)
 
     def run_strided(self, send: Buffers, recv: Buffers, plain: Plain) -> None:
         is_strided = not all(array.flags.c_contiguous for array in (*each(send), *each(recv)))

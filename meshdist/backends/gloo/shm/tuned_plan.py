@@ -41,7 +41,7 @@ def kind_of(call: Call) -> str:
 def fastest(
     shm: ShmGroup, call: Call, spec: Spec, num_bytes: int, ways: Ways[Spec], *, least_bytes: int = 0
 ) -> BarrierPlan:
-    """Return the plan of the fastest way; while that is not known, one that tries them all.
+    """Return a plan that tries the ways in its first calls, and now and then, and else goes the fastest.
 
     `ways` has what makes the plan of each way, by name, the same on all ranks; the first is the default, and the only
     one for fewer than `least_bytes`. `num_bytes` is equal on all ranks.
@@ -73,7 +73,6 @@ class TunedPlan(BarrierPlan):
         self._shm, self._rank, self._plans = shm, call.rank, plans
         self._kind, self._trials = kind_of(call), Trials.of_one_way(next(iter(plans)))
         self._make, self._call = make, call.without_buffers()
-        self._adopted: Signature | None = None
 
     def over(self, num_bytes: int, names: Sequence[str]) -> TunedPlan:
         """The calls from now on are of this size, and the default is the first of `names`; return this plan."""
@@ -87,21 +86,18 @@ class TunedPlan(BarrierPlan):
 
     def adopt_signature(self, signature: Signature) -> None:
         super().adopt_signature(signature)
-        self._adopted = signature
         for plan in self._plans.values():
             plan.adopt_signature(signature)
 
     def run(self, send: Buffers, recv: Buffers) -> None:
         began = self.begins()
         self._next(send, recv).run(send, recv)
-        if self.ended(began):
-            self._take_steps(self.compare())
+        self.conclude(began)
 
     def run_strided(self, send: Buffers, recv: Buffers, plain: Plain) -> None:
         began = self.begins()
         self._next(send, recv).run_strided(send, recv, plain)
-        if self.ended(began):
-            self._take_steps(self.compare())
+        self.conclude(began)
 
     def first_step(self, send: Buffers, recv: Buffers) -> Callable[[], object]:
         began = self.begins()
@@ -109,8 +105,7 @@ class TunedPlan(BarrierPlan):
 
     def _finish(self, rest: Callable[[], object], began: Moment | None) -> None:
         rest()
-        if self.ended(began):
-            self._take_steps(self.compare())
+        self.conclude(began)
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
         began = self.begins()
@@ -125,14 +120,18 @@ class TunedPlan(BarrierPlan):
         if plan is None:
             assert self._make is not None
             plan = self._make(way, self._call._replace(send=send, recv=recv).on_plain_arrays())
-            if self._adopted is not None:
-                plan.adopt_signature(self._adopted)
+            plan.adopt_signature(self.signature)
             self._plans[way] = plan
         return plan
 
     def begins(self) -> Moment | None:
         """Return when a call begins; None if no ways are being tried."""
         return self._now() if self._trials.goes_on else None
+
+    def conclude(self, began: Moment | None) -> None:
+        """Take in a call that was carried out in this way, and compare if the ranks are to."""
+        if self.ended(began):
+            self._take_steps(self.compare())
 
     def ended(self, began: Moment | None) -> bool:
         """Take in a call that was carried out in this way; return whether the ranks are to `compare` now."""
