@@ -28,6 +28,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["gloo", "gloo-tcp"])
 FEW = 3
 # What a group that was destroyed, or a call of new shapes, may leave on a rank: keys in the store, and a plan.
 MOST_LEFT_BYTES = 8 << 10
+KEPT_TO_SEND_AGAIN_BYTES = 256 << 10  # of a connection, at one moment more and at another less
 
 
 def held():
@@ -142,10 +143,10 @@ def calls_of_many_shapes(counts):
 @pytest.mark.parametrize(("size", "backend"), [(2, "gloo"), (2, "gloo-tcp"), (4, "gloo-hosts")])
 def test_calls_whose_shapes_never_repeat_take_little_memory(new_workers, size, backend):
     workers = new_workers(size, backend, timeout_s=60.0)
-    counts = range(1_960, 2_000)
+    counts = range(1_900, 2_000)
     workers.start(calls_of_many_shapes, counts)
     for early, late in workers.gather():
-        assert late - early < len(counts) * 2 * MOST_LEFT_BYTES
+        assert late - early < len(counts) * 2 * MOST_LEFT_BYTES + KEPT_TO_SEND_AGAIN_BYTES
 
 
 def thousands_in_flight():
