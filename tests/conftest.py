@@ -41,14 +41,19 @@ SLOW = (
     "conformance/test_dry_calls.py",
     "conformance/test_floating_point_errors.py",
     "conformance/test_many_ranks.py",
+    "core/test_command_lines.py",
+    "core/test_init_automatic.py",
+    "core/test_other_systems.py",
     "debug/test_stacks.py",
     "doctor",
     "examples",
     "faults/test_hang_reports.py",
     "faults/test_missing_ranks.py",
+    "faults/test_resource_growth.py",
     "fuzz/test_calls.py",
     "fuzz/test_checkpoint_parsers.py",
     "fuzz/test_wrong_types.py",
+    "launch/test_checkpoints_of_failing_ranks.py",
     "launch/test_elastic_nodes.py",
     "launch/test_error_files.py",
     "launch/test_job_status.py",
@@ -67,7 +72,7 @@ SLOW = (
 SLOW_TESTS = re.compile(
     r"test_messages_over_2_gib\[gloo"
     r"|test_hang_attach.*::test_attach_(says_who|by_the_command_line)"
-    r"|test_tuning.*::test_(all_ranks_choose_alike\[3|lists_of_unequal_arrays.*\[3|a_slow_way|the_next_group)"
+    r"|test_tuning.*::test_(all_ranks_choose_alike|all_ranks_begin_again|lists_of_unequal_arrays.*\[3|a_slow_way|the_next_group)"
     r"|test_tuning.*::test_(ranks_that_ask|what_ranks_measure_that_share_cores)"
     r"|test_arrays_of_cupy.*::test_random_programs_are_those_of_numpy"
     r"|test_show\.py::test_(all_texts_of_a_plot_can_be_read\[shape[12]-|text_fits.*\[(60|200)|dots_for)"
@@ -133,7 +138,17 @@ SLOW_TESTS = re.compile(
     r"|test_store_resumption.*\[in the clear"
     r"|test_pages.*::test_program_prints_what_the_page_says"
     r"|faults/.*\[gloo-slots|faults/test_killed_ranks.*-first call\]"
-    r"|test_all_ranks_begin_again_at_the_same_call\[3|test_arrays_live_until_the_call_is_done\[True"
+    r"|test_arrays_live_until_the_call_is_done\[True"
+    r"|test_cell_magic.*::test_(a_notebook_interrupts|figures_are_shown)"
+    r"|test_nccl_(streams|failures).*::test_(the_host_waits_where|memory_that_a_call_in_a_graph|a_rank_that)"
+    r"|test_nccl_collectives.*::test_(every_op|arrays_on_several_gpus_of_a_rank)\[(?!float32)"
+    r"|test_there_is_more_space_between_the_grids_of_a_plot_than_inside_them"
+    r"|faults/test_(rank_numbers|disagreements).*\[gloo-(tcp|hosts)"
+    r"|conformance/test_(messages_that_do_not_fit|known_exchanges).*\[gloo-tcp"
+    r"|conformance/(?!test_(movement|messages)).*\[gloo-tcp-3"
+    r"|test_ctrl_c_in_every_wait.*-first call-|test_(moves|exchanges_of_changing_sizes).*-3-core and"
+    r"|test_exit_reports.*::test_a_(child_of_multiprocessing|rank_that_ends_before_its_first_message)"
+    r"|shared_arrays/.*\[gloo-slots|test_processes_lose_no_count"
 )
 # Patterns of the names of slow tests that repeat others, in more worlds, with more libraries or more versions.
 EXHAUSTIVE = re.compile(
@@ -206,6 +221,24 @@ EXHAUSTIVE = re.compile(
     r"|test_every_mesh_computes_the_run_of_one_rank\[(2x1x1-\]|1x2x1-\]|1x2x2-\]|2x2x1---zero)"
     r"|test_reductions.*::test_(?!(all_reduce|reduce|reduce_scatter_tensor|undefined_\w+)\[)\w+\[mpi-"
     r"|test_torchrun_starts_the_same_program\[standalone(0-variables1|1-variables0)"
+    r"|test_tuning.*::test_all_ranks_(choose_alike|begin_again_at_the_same_call)\[3"
+    r"|test_random_programs.*::test_many_programs\[2\]|test_all_texts_of_a_plot_can_be_read\[shape[14]"
+    r"|faults/test_(awaited_i(sends|recvs)|cycles_beside_others|receives_from_anyone).*[\[-]threads\]"
+    r"|faults/test_(awaited_isends|cycles_beside_others).*::test_every_rank_.*-gloo-hosts\]"
+    r"|test_awaited_isends.*::test_who_leaves_the_wait_by_ctrl_c.*\[gloo\]"
+    r"|test_awaited_irecvs.*::test_who_leaves_the_wait_by_ctrl_c.*\[gloo-hosts\]"
+    r"|test_ctrl_c_in_every_wait.*\[gloo-tcp.*-first call-|test_killed_ranks.*\[gloo-.*-first call\]"
+    r"|test_dry_calls.*(?<!message)-5\]|conformance/(?!test_(reductions|messages)).*\[gloo-slots-3"
+    r"|test_ctrl_c_on_a_job_that_hangs_names_the_absent_rank_alone\[(openmpi-gloo|mpich-mpi)"
+    r"|test_mpi_jobs.*::test_(a_rank_that_raises_ends_the_job\[openmpi-threading|ranks_that_name_.*-False)"
+    r"|test_every_collective_with_threads\[in_place1-1\]|devices/test_nccl_collectives.*-4\]"
+    r"|test_the_mesh_may_have_any_sides\[6-|test_ranks_die_with_their_parent\[forkserver"
+    r"|test_program_that_ends_without_join\[False|test_no_slot_is_written_before_it_is_read\[all-4"
+    r"|test_a_rank_without_a_processor_until_its_timeout.*\[False|test_two_of_four_do_not_come\[file"
+    r"|test_another_group_name_at_one_file_is_told\[without|test_more_trees_on_more_meshes.*-zarr\]"
+    r"|test_reductions.*::test_(reduce_scatter|all_reduce|reduce)\[gloo-slots-3"
+    r"|test_launch_examples.*::test_a_wrong_secret_on_one_node_is_an_error.*\[missing on the first"
+    r"|test_scans.*\[gloo-2|conformance/.*\[gloo-1\b"
 )
 # Files whose few tests take long. They begin first, so that no process has one to run when the others are done.
 FIRST = (

@@ -277,7 +277,7 @@ def test_who_is_wrong_is_told_at_once(air, rank, world_size, words):
         start = time.monotonic()
         with pytest.raises(ValueError, match=words):
             meet(searcher(air), rank, world_size, Deadline(30.0))
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 10
         others = [pool.submit(meet, searcher(air), -1, 3, Deadline(30.0)) for _ in range(2)]
         met = [call.result(timeout=30) for call in (first, *others)]
     assert met[0][1] == 0

@@ -134,7 +134,7 @@ def test_the_deadline_says_where_and_who_is_missing(bells):
         DistTimeoutError, match=r"^barrier on 'x': timed out after 0.2 s waiting for somebody who sets the flag"
     ):
         wait_until(flag, bells.mine(), Deadline(0.2), "barrier on 'x'")
-    assert 0.2 <= time.monotonic() - start < 2
+    assert 0.2 <= time.monotonic() - start < 10
     assert flag.looks < 20  # it sleeps in between
     assert flag.bells == []
 

@@ -172,7 +172,7 @@ def abort_the_world():
     start = time.monotonic()
     with pytest.raises(dist.DistBackendError, match="rank 0 .*abort_process_group"):
         dist.all_reduce(np.ones(3))
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 10
 
 
 def test_abort_tells_the_others(pair):

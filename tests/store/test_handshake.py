@@ -75,7 +75,7 @@ def test_another_job_is_told_so_at_once(pair: Pair, secrets: tuple[bytes, bytes]
     assert str(client).startswith(f"{PEER} belongs to another job")
     assert "MESHDIST_SECRET" in str(client)
     assert "belongs to job" in str(server)
-    assert time.monotonic() - start < 2.0
+    assert time.monotonic() - start < 10
 
 
 def test_another_purpose_is_refused(pair: Pair) -> None:
@@ -136,7 +136,7 @@ def test_a_silent_server_is_given_up_at_the_deadline(pair: Pair, words: bytes) -
     assert str(error).startswith(
         f"{PEER} is not a meshdist store: it accepted the connection but did not answer within 0.3 s"
     )
-    assert 0.3 <= time.monotonic() - start < 2.0
+    assert 0.3 <= time.monotonic() - start < 10
 
 
 @pytest.mark.parametrize("words", [b"", b"MESHDIST\x01"])

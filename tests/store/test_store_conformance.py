@@ -197,7 +197,7 @@ def test_get_names_the_key_and_the_timeout_at_the_deadline(store: Store) -> None
     start = time.monotonic()
     with pytest.raises(DistStoreError, match=r"missing' was not set within 0.2 s"):
         store.get("missing")
-    assert 0.2 <= time.monotonic() - start < 2.0
+    assert 0.2 <= time.monotonic() - start < 10
     store.set("missing", "late")
     assert store.get("missing") == b"late"
 

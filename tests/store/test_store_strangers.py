@@ -122,7 +122,7 @@ def test_a_silent_listener_is_not_a_store(stranger: socket.socket) -> None:
     start = time.monotonic()
     with pytest.raises(DistNetworkError, match=f"{LOOPBACK}:{port} is not a meshdist store"):
         TCPStore(LOOPBACK, port, timeout=0.5)
-    assert 0.4 < time.monotonic() - start < 2.0
+    assert 0.4 < time.monotonic() - start < 10
 
 
 def test_a_talking_listener_is_not_a_store(stranger: socket.socket, resources: ExitStack) -> None:

@@ -174,7 +174,7 @@ def test_nobody_home_fails_at_the_timeout(free_port: int) -> None:
     start = time.monotonic()
     with pytest.raises(DistNetworkError, match=rf"{LOOPBACK}:{free_port} within 0.5 s \(last error: .*refused"):
         TCPStore(LOOPBACK, free_port, timeout=0.5)
-    assert 0.5 <= time.monotonic() - start < 2.0
+    assert 0.5 <= time.monotonic() - start < 10
 
 
 def test_an_unknown_host_fails_at_the_timeout() -> None:
@@ -186,7 +186,7 @@ def test_an_unreachable_address_fails_at_the_timeout() -> None:
     start = time.monotonic()
     with pytest.raises(DistNetworkError, match=r"192\.0\.2\.1:29500 within 0.5 s"):  # an address for documentation
         TCPStore("192.0.2.1", 29500, timeout=0.5, secret=b"s")
-    assert time.monotonic() - start < 2.0
+    assert time.monotonic() - start < 10
 
 
 # Joining
