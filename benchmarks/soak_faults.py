@@ -5,7 +5,8 @@
 
 Every trial is a world of fresh processes that plays the programs of soak.py until one rank is killed, stopped or
 interrupted, raises, ends, or makes another call than the others. All others have to raise within a second (where a rank
-is stopped, a second after the timeout), the message has to name that rank, and nothing may be left of the trial.
+is stopped, or does not join the next world, a second after the timeout), the message has to name that rank, and nothing
+may be left of the trial.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def main() -> int:
     seconds = time.monotonic() - began
     text = (
         f"Seed {seed}: {number - args.first:,} faults in {seconds:.0f} s, "
-        f"{num_wrong} of them with an unexpected outcome."
+        f"{num_wrong} of them with an unexpected outcome. Who waits for a stopped rank, or for a killed one to join the"
+        f" next world, notices at the timeout, which is {args.timeout:g} s."
     )
     rows = [
         (fault, f"{trials[fault]:,}", *((duration(median(times)), duration(max(times))) if times else ("", "")))
