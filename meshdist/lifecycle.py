@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Mapping
@@ -32,7 +31,7 @@ from meshdist.system.env_flags import check_switches, has_mpi_launcher
 from meshdist.system.platform import check_processes
 from meshdist.system.variables import unknown_variables
 
-_STORE_LINGER_S = 0.5
+_STORE_LINGER_S = 2.0
 # A store that ends so long after a rank has come was not that of a world that was just leaving.
 _NOTED_S = 1.0
 
@@ -233,6 +232,7 @@ def enter_owned_world(
     slot: WorldSlot, store: Store, rank: int, world_size: int, backend: str, deadline: Deadline
 ) -> World:
     """Join the other processes in a store that ends with the world; if that fails, withdraw from the store."""
+    from meshdist.bootstrap.join import see_off_late
     from meshdist.runtime.doorbells import SocketDoorbells
 
     try:
@@ -242,8 +242,7 @@ def enter_owned_world(
         raise
     except DistTimeoutError:
         if store.is_master:
-            # The other ranks time out about now, and need the store to name the missing ranks.
-            threading.Event().wait(min(_STORE_LINGER_S, deadline.timeout_s / 20))
+            see_off_late(store, world_size, min(_STORE_LINGER_S, deadline.timeout_s / 10))
         store.withdraw()
         raise
     except BaseException:

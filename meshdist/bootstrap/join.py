@@ -105,6 +105,17 @@ def _see_off(store: Store, world: Store, world_size: int, deadline: Deadline) ->
         world.wait([f"left/{rank}" for rank in there], deadline.slice_s(_LAST_WORDS_S))
 
 
+def see_off_late(store: Store, world_size: int, limit_s: float) -> None:
+    """On the rank that hosts the store, after a timeout, give the ranks that have arrived time to see who is missing.
+
+    They time out at about the same time.
+    """
+    with suppress(DistError):
+        world = _current(store)
+        came = [rank for rank in range(world_size) if world.check([f"card/{rank}"])]
+        world.wait([f"told/{rank}" for rank in came], limit_s)
+
+
 def _agree(world: Store, rank: int, backend: str, objection: str | None) -> None:
     """Compare the backend with that of the first rank; object if it differs or this rank has an objection."""
     agreed, _, other = world.compare_set("backend", "", f"{backend} {rank}").decode().rpartition(" ")
@@ -176,8 +187,9 @@ def _pass_on_refusals(world: Store, store: Store, world_size: int) -> None:
 
 
 def _missing(world: Store, rank: int, world_size: int, deadline: Deadline) -> DistTimeoutError:
-    words = _who_came(world, world_size, f"within {deadline.timeout_s:g} s")
-    return DistTimeoutError(f"init_process_group (rank {rank} of {world_size}): {words}{_refused(world)}")
+    words = _who_came(world, world_size, f"within {deadline.timeout_s:g} s") + _refused(world)
+    world.set(f"told/{rank}", "")
+    return DistTimeoutError(f"init_process_group (rank {rank} of {world_size}): {words}")
 
 
 def _who_came(world: Store, world_size: int, when: str, *, is_waiting: bool = False) -> str:

@@ -1,18 +1,21 @@
 """Parts of the rendezvous, and of the clusters' launchers, that need no ranks."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from meshdist.backends.backend_options import set_up_key, set_up_wait_of
 from meshdist.bootstrap.from_environment import EnvPlace, place_from_environment
-from meshdist.bootstrap.join import shortfall
+from meshdist.bootstrap.join import join, see_off_late, shortfall
 from meshdist.bootstrap.multicast import Beacon, Discovery, sign, verify
 from meshdist.bootstrap.multicast_socket import MulticastSocket, is_multicast
 from meshdist.bootstrap.rank_assignment import Arrival, RankAssignment
 from meshdist.bootstrap.spawned import callers_address, check_common_secret, exceeds_spawn, spawn_variables
 from meshdist.bootstrap.url import NOT_GIVEN, ImpossibleRankError, parse_init_url, with_group_name
 from meshdist.cluster import expand_nodelist, find_launcher, find_place, local_rank_here
+from meshdist.errors import DistTimeoutError
+from meshdist.runtime.host_identity import my_card
 from meshdist.store import HashStore
 from meshdist.system.deadline import Deadline
 
@@ -70,6 +73,22 @@ def test_shortfall_of_ranks_that_are_all_there_blames_nobody_while_they_go_on():
     words = "all 4 ranks have arrived, and are about to go on (timeout in 2 s)"
     assert shortfall(HashStore(), 4, [], "(timeout in 2 s)", is_waiting=True) == words
     assert "some gave up before the others arrived" in shortfall(HashStore(), 4, [], "within 2 s")
+
+
+def test_the_store_stays_until_all_who_came_have_seen_who_is_missing():
+    store, card = HashStore(), my_card("")
+
+    def come(rank, timeout_s):
+        with pytest.raises(DistTimeoutError, match=r"rank 1 is missing"):
+            join(store, rank, 3, card, Deadline(timeout_s), "gloo")
+
+    with ThreadPoolExecutor() as pool:
+        late = pool.submit(come, 2, 2.0)
+        store.wait(["world/0/card/2"], 30.0)
+        come(0, 0.2)
+        see_off_late(store, 3, 30.0)
+        assert store.check(["world/0/told/2"])
+        late.result(timeout=30)
 
 
 def test_discovery_of_one_process():
