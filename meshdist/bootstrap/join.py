@@ -113,7 +113,7 @@ def see_off_late(store: Store, world_size: int, limit_s: float) -> None:
     with suppress(DistError):
         world = _current(store)
         came = [rank for rank in range(world_size) if world.check([f"card/{rank}"])]
-        world.wait([f"told/{rank}" for rank in came], limit_s)
+        world.wait([f"told/{rank}" for rank in came if not _card_of_dead(world, rank)], limit_s)
 
 
 def _agree(world: Store, rank: int, backend: str, objection: str | None) -> None:
@@ -148,6 +148,7 @@ def _meet(world: Store, rank: int, world_size: int, card: Card, deadline: Deadli
     except BaseException:
         with suppress(DistError):  # report the interrupt, not that the store is gone too
             _take_back(world, rank, world_size, card)
+            world.set(f"told/{rank}", "")
         raise
 
 
@@ -188,7 +189,8 @@ def _pass_on_refusals(world: Store, store: Store, world_size: int) -> None:
 
 def _missing(world: Store, rank: int, world_size: int, deadline: Deadline) -> DistTimeoutError:
     words = _who_came(world, world_size, f"within {deadline.timeout_s:g} s") + _refused(world)
-    world.set(f"told/{rank}", "")
+    with suppress(DistError):  # the store may end with its rank, and nothing else is needed from it
+        world.set(f"told/{rank}", "")
     return DistTimeoutError(f"init_process_group (rank {rank} of {world_size}): {words}")
 
 
@@ -276,6 +278,8 @@ def _leave_card(world: Store, rank: int, card: Card) -> bytes:
     taken = world.compare_set(f"card/{rank}", "", card.encode())
     withdrawn = f"withdrawn/{rank}"
     if world.check([withdrawn]) and world.get(withdrawn) == taken:
+        with suppress(NotImplementedError):  # of a store of the program's own
+            world.delete_key(f"told/{rank}")
         return world.compare_set(f"card/{rank}", taken, card.encode())
     return taken
 

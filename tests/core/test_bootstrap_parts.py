@@ -1,9 +1,11 @@
 """Parts of the rendezvous, and of the clusters' launchers, that need no ranks."""
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from until import until
 
 from meshdist.backends.backend_options import set_up_key, set_up_wait_of
 from meshdist.bootstrap.from_environment import EnvPlace, place_from_environment
@@ -75,20 +77,31 @@ def test_shortfall_of_ranks_that_are_all_there_blames_nobody_while_they_go_on():
     assert "some gave up before the others arrived" in shortfall(HashStore(), 4, [], "within 2 s")
 
 
-def test_the_store_stays_until_all_who_came_have_seen_who_is_missing():
+@pytest.mark.parametrize("comes_again", [False, True])
+def test_the_store_stays_until_all_who_came_have_seen_who_is_missing(comes_again):
     store, card = HashStore(), my_card("")
 
     def come(rank, timeout_s):
-        with pytest.raises(DistTimeoutError, match=r"rank 1 is missing"):
+        with pytest.raises(DistTimeoutError, match="rank 1 is missing|ranks 0, 1 are missing"):
             join(store, rank, 3, card, Deadline(timeout_s), "gloo")
 
+    if comes_again:
+        come(2, 0.1)
     with ThreadPoolExecutor() as pool:
         late = pool.submit(come, 2, 2.0)
-        store.wait(["world/0/card/2"], 30.0)
+        until(lambda: store.check(["world/0/card/2"]) and not store.check(["world/0/told/2"]), "rank 2 is there")
         come(0, 0.2)
         see_off_late(store, 3, 30.0)
         assert store.check(["world/0/told/2"])
         late.result(timeout=30)
+
+
+def test_the_store_does_not_stay_for_a_rank_that_has_ended():
+    store = HashStore()
+    store.set("world/0/card/2", my_card("")._replace(pid=2**30).encode())
+    began = time.monotonic()
+    see_off_late(store, 3, 60.0)
+    assert time.monotonic() - began < 30.0
 
 
 def test_discovery_of_one_process():

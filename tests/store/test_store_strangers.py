@@ -117,7 +117,8 @@ def stranger() -> Iterator[socket.socket]:
         yield listener
 
 
-def test_a_silent_listener_is_not_a_store(stranger: socket.socket) -> None:
+def test_a_silent_listener_is_not_a_store(stranger: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshdist.store.connect.HANDSHAKE_TIMEOUT_S", 60.0)
     port = stranger.getsockname()[1]
     start = time.monotonic()
     with pytest.raises(DistNetworkError, match=f"{LOOPBACK}:{port} is not a meshdist store"):

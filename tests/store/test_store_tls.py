@@ -292,7 +292,8 @@ def test_garbage_is_hung_up_on(master, resources, garbage):
     assert master.add("count", 1) == 1
 
 
-def test_silent_listener_costs_the_timeout_and_no_more(with_tls, authority, resources):
+def test_silent_listener_costs_the_timeout_and_no_more(with_tls, authority, resources, monkeypatch):
+    monkeypatch.setattr("meshdist.store.connect.HANDSHAKE_TIMEOUT_S", 60.0)
     with_tls(authority.sign("node"))
     listener = resources.enter_context(socket.create_server((LOOPBACK, 0)))
     port = listener.getsockname()[1]
