@@ -31,7 +31,7 @@ from meshdist.system.env_flags import check_switches, has_mpi_launcher
 from meshdist.system.platform import check_processes
 from meshdist.system.variables import unknown_variables
 
-_STORE_LINGER_S = 2.0
+_STORE_LINGER_S = 2.0  # at most
 # A store that ends so long after a rank has come was not that of a world that was just leaving.
 _NOTED_S = 1.0
 

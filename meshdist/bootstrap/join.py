@@ -108,7 +108,7 @@ def _see_off(store: Store, world: Store, world_size: int, deadline: Deadline) ->
 def see_off_late(store: Store, world_size: int, limit_s: float) -> None:
     """On the rank that hosts the store, after a timeout, give the ranks that have arrived time to see who is missing.
 
-    They time out at about the same time.
+    They time out at about the same time, and set `told/<rank>` once they no longer need the store.
     """
     with suppress(DistError):
         world = _current(store)
