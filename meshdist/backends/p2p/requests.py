@@ -27,7 +27,7 @@ from meshdist.system.plurals import counted
 
 
 class RecvRequest(Incoming):
-    """A posted receive from the rank `wanted`, None for any; `message` is set once matched, `done` at the end.
+    """A posted receive from the rank `wanted`, None for any; `message` is set while it arrives, `done` at the end.
 
     That of a list of objects, as the dtype tells, gets a `pickle` as long as the message; its own array stays empty.
     """
@@ -98,6 +98,7 @@ class RecvRequest(Incoming):
     def complete(self) -> None:
         """Mark as done, and wake the waiting thread: another one may have made the progress."""
         self.done = True
+        self.message = None  # it refers to this request: the memory of both would wait for the garbage collector
         if self._bell is not None:
             self._bell.ring()
 
@@ -181,11 +182,11 @@ class UnexpectedMessage:
             is_coming, self.is_coming = self.is_coming, True
             is_complete = self._is_complete
             self._request = request
+            if not is_complete:
+                request.message = self
         if is_complete:
             self.deliver(request)
-            return
-        request.message = self
-        if not is_coming:
+        elif not is_coming:
             target = request.target(self.source, self.num_bytes, self.dtype)
             if target is not None:
                 self.fetch(target, request.complete)

@@ -133,6 +133,11 @@ class FramesWait(TcpWait):
             slot.on_done = self.ring
         super().arm(bell)
 
+    def disarm(self, bell: Doorbell) -> None:
+        for slot in self._slots:
+            slot.on_done = None
+        super().disarm(bell)
+
     def check(self) -> None:
         self._rail.check(self._absent())
 

@@ -46,8 +46,9 @@ class ExpectedFrame:
 
     def finish(self) -> None:
         self.done = True
-        if self.on_done is not None:
-            self.on_done()
+        on_done, self.on_done = self.on_done, None
+        if on_done is not None:
+            on_done()
 
 
 @dataclass(slots=True, eq=False)

@@ -366,8 +366,10 @@ class Connection:
                 return False
             self.num_received += count
             self._left = left[count:]
-            if not self._left and self._then is not None:
-                self._then()
+            if not self._left:
+                then, self._left, self._then = self._then, _NOTHING, None  # which would keep the memory of the frame
+                if then is not None:
+                    then()
             return True
         count = recv_into(self._composition[self._end :])
         if not count:

@@ -55,8 +55,9 @@ class Outgoing:
             return False
         self._sent = 0
         self._give(retention)
-        if self.on_done is not None:
-            self.on_done()
+        on_done, self.on_done = self.on_done, None
+        if on_done is not None:
+            on_done()
         return True
 
     def rewind(self, sent: int) -> None:

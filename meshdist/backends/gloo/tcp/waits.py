@@ -64,6 +64,10 @@ class OutgoingWait(TcpWait):
         self.outgoing.on_done = self.ring
         super().arm(bell)
 
+    def disarm(self, bell: Doorbell) -> None:
+        self.outgoing.on_done = None
+        super().disarm(bell)
+
 
 def watch(transport: TcpTransport, bell: Doorbell) -> None:
     assert isinstance(bell, SocketDoorbell)
