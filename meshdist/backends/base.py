@@ -72,9 +72,11 @@ class Plan(ABC):
         known_apart: Checks whether the arrays of a call share memory.
         facts: What the flight recorder keeps of its calls.
         caller: The code that ran it last.
+        other_sizes: Goes on with a call whose `runner` found other sizes than the ranks had agreed; None if it cannot.
     """
 
     copies = False
+    other_sizes: Callable[[Any, Any], object] | None = None
     facts: CallFacts
     caller: CodeType | None = None
 

@@ -2,14 +2,14 @@
 
    The first calls of a kind run the Python function, which ends in the plan, or the ring, that carries them out, and is
    told here by `Calls.note`. The Function keeps what the arguments were: the dtype and shape of the arrays, NumPy's
-   integers by type and value, and all others by identity. A later call with such arguments does what the Python
-   function would do: it records the call, and runs the plan. All else is handed to the Python function: other
-   arguments, arrays that overlap, a group with hooks, with outstanding calls, or without plans, such as one that is
-   broken.
+   integers by type and value, tuples, lists and dicts item by item, and all others by identity. A later call with such
+   arguments does what the Python function would do: it records the call, and runs the plan. All else is handed to the
+   Python function: other arguments, arrays that overlap, a group with hooks, with outstanding calls, or without plans,
+   such as one that is broken.
 
    A call that consists of messages, such as sendrecv, tells no facts: what carries it out again makes calls of its own,
    which record themselves and raise their errors; what it returns is the result, unless that is an argument, or a rank
-   as before. Its arguments may also be tuples, lists and dicts, which are compared item by item. */
+   as before. */
 #include "core.h"
 
 #include <structmember.h>
@@ -48,6 +48,7 @@ typedef struct {
     PyObject *run, *facts, *prefix, *kwnames, *result; /* facts: None of a call that consists of messages */
     PyObject *words; /* those of its Calls at the time */
     PyObject *kind; /* of an async call, whose result is a new work: its Plan or PersistentRequest; else NULL */
+    PyObject *other_sizes; /* goes on with a step in which the ranks' sizes were not those agreed; else NULL */
     long source;    /* of a message to receive */
     int send, recv, returned; /* arguments; -1 for none */
     bool apart;               /* inputs may not share memory with outputs */
@@ -74,7 +75,7 @@ typedef struct Active {
     struct Active *outer;
     int num_notes;
     Calls *calls;
-    PyObject *run, *facts, *prefix, *send, *recv, *kind;
+    PyObject *run, *facts, *prefix, *send, *recv, *kind, *other_sizes;
     bool apart;
 } Active;
 
@@ -284,6 +285,7 @@ static void memo_free(Memo *memo)
     Py_XDECREF(memo->kwnames);
     Py_XDECREF(memo->result);
     Py_XDECREF(memo->kind);
+    Py_XDECREF(memo->other_sizes);
     Py_XDECREF(memo->words);
     Py_XDECREF(memo->slot);
     PyMem_Free(memo);
@@ -296,6 +298,17 @@ static void forget(Function *function, Calls *calls)
         Memo *memo = function->memos[i];
         if (memo != NULL && (calls == NULL || memo->calls == calls)) {
             function->memos[i] = NULL; /* first: what it frees may call */
+            memo_free(memo);
+        }
+    }
+}
+
+/* Drop one memo, so that a call like it is learned anew. */
+static void forget_memo(Function *function, Memo *memo)
+{
+    for (int i = 0; i < MOST_MEMOS; i++) {
+        if (function->memos[i] == memo) {
+            function->memos[i] = NULL;
             memo_free(memo);
         }
     }
@@ -381,8 +394,7 @@ static void learn(Function *self, Active *told, PyObject *const *args, int num_a
             memo->recv = i;
         if (args[i] == result && result != Py_None)
             memo->returned = i;
-        bool has_items = is_exchange
-                         && (PyTuple_CheckExact(args[i]) || PyList_CheckExact(args[i]) || PyDict_CheckExact(args[i]));
+        bool has_items = PyTuple_CheckExact(args[i]) || PyList_CheckExact(args[i]) || PyDict_CheckExact(args[i]);
         is_known = !is_sent && !is_received ? (has_items ? learn_items : learn_item)(&memo->args[i], args[i])
                    : of_objects             ? learn_objects(&memo->args[i], args[i], sends_single)
                                             : learn_buffers(&memo->args[i], args[i], is_received ? out : in);
@@ -398,7 +410,7 @@ static void learn(Function *self, Active *told, PyObject *const *args, int num_a
     memo->run = Py_NewRef(told->run), memo->facts = Py_NewRef(told->facts), memo->prefix = Py_NewRef(told->prefix);
     memo->kwnames = Py_XNewRef(kwnames), memo->words = Py_NewRef(told->calls->words);
     memo->result = Py_NewRef(is_source ? result : Py_None);
-    memo->apart = told->apart;
+    memo->apart = told->apart, memo->other_sizes = Py_XNewRef(told->other_sizes);
     if (told->kind != NULL) {
         memo->kind = Py_NewRef(told->kind);
         is_known = is_known && learn_async(memo);
@@ -603,8 +615,18 @@ static int run_announced(const Memo *memo, Array *array, PyObject *code, int ins
     return status;
 }
 
+/* Python goes on with a step that has taken nothing, since the ranks' sizes are not those agreed: they agree on others. */
+static int go_on(Function *self, Memo *memo, PyObject *send, PyObject *recv)
+{
+    forget_memo(self, memo);
+    PyObject *ran = PyObject_CallFunctionObjArgs(memo->other_sizes, send, recv, NULL);
+    Py_XDECREF(ran);
+    return ran == NULL ? -1 : 0;
+}
+
 /* Carry out a call of one step. It is recorded while the signals are on their way, so that no rank waits for that. */
-static int run_step(const Memo *memo, const Buffers *sent, const Buffers *received, Record **record)
+static int run_step(Function *self, Memo *memo, PyObject *send, PyObject *recv, const Buffers *sent,
+                    const Buffers *received, Record **record)
 {
     Step *step = (Step *)memo->run;
     uint64_t word;
@@ -617,8 +639,10 @@ static int run_step(const Memo *memo, const Buffers *sent, const Buffers *receiv
     if (code != NULL)
         *record = record_call(memo->calls, memo->facts, number, began_ns, HAS_STARTED, code, instruction);
     Py_XDECREF(code);
-    bool is_done = *record != NULL && step_rest(step, word, phase, sent->data, received->data, NULL) >= 0;
-    return is_done ? record_done(*record) : -1;
+    int status = *record == NULL ? -1 : step_rest(step, word, phase, sent->data, received->data, NULL);
+    if (status > 0)
+        status = go_on(self, memo, send, recv);
+    return status < 0 ? -1 : record_done(*record);
 }
 
 static int run_call(const Memo *memo, PyObject *send, PyObject *recv, PyObject *code, int instruction, Record **record)
@@ -793,7 +817,7 @@ static PyObject *run_memo(Function *self, Memo *memo, PyObject *const *args)
     if (is_async && is_message && sent.count)
         status = run_announced(memo, (Array *)send, code, instruction, &record, &result);
     if (status == 0)
-        status = is_step      ? run_step(memo, &sent, &received, &record)
+        status = is_step      ? run_step(self, memo, send, recv, &sent, &received, &record)
                  : is_later   ? run_later(memo, send, recv, code, instruction, &record, &result)
                  : is_message ? run_message(memo, sent.count, (Array *)(sent.count ? send : recv), code, instruction,
                                             &record)
@@ -891,6 +915,7 @@ static PyObject *function_call(PyObject *object, PyObject *const *args, size_t n
         Py_DECREF(told.send);
         Py_DECREF(told.recv);
         Py_XDECREF(told.kind);
+        Py_XDECREF(told.other_sizes);
     }
     return result;
 }
@@ -1008,8 +1033,8 @@ static PyObject *calls_new(PyTypeObject *type, PyObject *args, PyObject *keyword
 
 static PyObject *calls_note(Calls *self, PyObject *const *args, Py_ssize_t num_args)
 {
-    if (num_args != 6 && num_args != 7) {
-        PyErr_SetString(PyExc_TypeError, "note(run, facts, prefix, send, recv, apart, kind=...)");
+    if (num_args < 6 || num_args > 8) {
+        PyErr_SetString(PyExc_TypeError, "note(run, facts, prefix, send, recv, apart, kind=None, other_sizes=None)");
         return NULL;
     }
     if (active != NULL && active->num_notes++ == 0) {
@@ -1017,7 +1042,8 @@ static PyObject *calls_note(Calls *self, PyObject *const *args, Py_ssize_t num_a
         active->run = Py_NewRef(args[0]), active->facts = Py_NewRef(args[1]), active->prefix = Py_NewRef(args[2]);
         active->send = Py_NewRef(args[3]), active->recv = Py_NewRef(args[4]);
         active->apart = args[5] == Py_True;
-        active->kind = num_args == 7 ? Py_NewRef(args[6]) : NULL;
+        active->kind = num_args >= 7 && args[6] != Py_None ? Py_NewRef(args[6]) : NULL;
+        active->other_sizes = num_args == 8 && args[7] != Py_None ? Py_NewRef(args[7]) : NULL;
     }
     Py_RETURN_NONE;
 }
@@ -1086,9 +1112,10 @@ static void calls_dealloc(Calls *self)
 
 static PyMethodDef calls_methods[] = {
     {"note", (PyCFunction)(void (*)(void))calls_note, METH_FASTCALL,
-     "note(run, facts, prefix, send, recv, apart, kind=...): tell the Function that is being called what carried the "
-     "call out; of an async call, what carries it out, and its Plan or PersistentRequest; of a call that consists of "
-     "others, what makes these, and None as facts."},
+     "note(run, facts, prefix, send, recv, apart, kind=None, other_sizes=None): tell the Function that is being called "
+     "what carried the call out; of an async call, what carries it out, and its Plan or PersistentRequest; of a call that "
+     "consists of others, what makes these, and None as facts. `other_sizes(send, recv)` goes on with a Step that has "
+     "taken nothing, since the ranks' sizes were not those agreed."},
     {"forget", (PyCFunction)calls_forget, METH_NOARGS, "Forget all known calls of the group."},
     {NULL, NULL, 0, NULL},
 };

@@ -47,7 +47,10 @@ def are_made_without_python(name, times):
         "scatter": lambda: dist.scatter(x, lists[1] if rank == 0 else None, src=0),
         "gather": lambda: dist.gather(x, lists[0] if rank == 0 else None, dst=0),
         "all_to_all_single": lambda: dist.all_to_all_single(many, np.ones(3 * size)),
+        "split sizes": lambda: dist.all_to_all_single(many, np.ones(3 * size), [3] * size, [3] * size),
         "all_to_all": lambda: dist.all_to_all(*lists),
+        "scan": lambda: dist.scan(x),
+        "exscan": lambda: dist.exscan(x),
         "barrier": lambda: dist.barrier(),
         "send and recv": lambda: dist.send(x, 1) if rank == 0 else dist.recv(x, 0),
     }
@@ -58,7 +61,7 @@ def are_made_without_python(name, times):
 
 KINDS = ["all_reduce", "keywords", "method", "mesh", "mesh as group", "broadcast", "rooted method", "all_gather"]
 KINDS += ["all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "scatter", "gather", "all_to_all_single"]
-KINDS += ["barrier", "all_reduce_coalesced"]
+KINDS += ["split sizes", "all_to_all", "scan", "exscan", "barrier", "all_reduce_coalesced"]
 # On the way of a call that Python makes. A wait for a peer that is late, and the bell for one that sleeps, are Python.
 BY_PYTHON = {"submit", "_submit_prepared", "run", "steps", "put", "take"}
 
@@ -69,30 +72,31 @@ def test_a_call_that_was_made_before_runs_no_python(pair, name):
         assert BY_PYTHON.isdisjoint(functions)
 
 
-def test_an_exchange_of_lists_runs_no_python_but_its_plan(pair):
-    for functions in pair.run(are_made_without_python, "all_to_all", 4):
-        assert BY_PYTHON & set(functions) == {"run"}
-
-
-def sizes_of_others_change():
-    """Ranks 1 and 2 exchange other sizes in every turn; what rank 0 sends and receives stays."""
+def sizes_of_others_change(has_lists):
+    """Ranks 1 and 2 exchange other sizes now and then; what rank 0 sends and receives stays."""
     rank = dist.get_rank()
     wrong = []
-    for turn in range(30):
-        count = 2 + turn % 3 // 2
+    for turn in range(36):
+        count = (2, 2, 3, 3, 100_000, 100_000, 2, 100_000, 3)[turn % 9]
 
         def size(one, other, between=count):
             return 1 if 0 in (one, other) or one == other else between
 
         give = [np.full(size(rank, peer), 10.0 * rank + peer + turn) for peer in range(3)]
         take = [np.zeros(size(peer, rank)) for peer in range(3)]
-        dist.all_to_all(take, give)
+        if has_lists:
+            dist.all_to_all(take, give)
+        else:
+            into = np.concatenate(take)
+            dist.all_to_all_single(into, np.concatenate(give), [x.size for x in take], [x.size for x in give])
+            take = np.split(into, np.cumsum([x.size for x in take])[:-1])
         wrong += [turn for peer in range(3) if (take[peer] != 10.0 * peer + rank + turn).any()]
     return wrong
 
 
-def test_sizes_that_change_between_other_ranks(worlds):
-    assert worlds.world("gloo", 3).run(sizes_of_others_change) == [[]] * 3
+@pytest.mark.parametrize("has_lists", [True, False])
+def test_sizes_that_change_between_other_ranks(worlds, has_lists):
+    assert worlds.world("gloo", 3).run(sizes_of_others_change, has_lists) == [[]] * 3
 
 
 def swap_at_once(times):

@@ -8,7 +8,7 @@ Shared arrays are copied without the kernel: see zero_copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -178,6 +178,13 @@ class AgreedMove(BarrierPlan):
         self._bulk.adopt_signature(signature)
         self._reading.adopt_signature(signature)
         self._chunks = {}
+
+    @property
+    def runner(self) -> Callable[[Any, Any], object]:
+        return self._step or self.run
+
+    def other_sizes(self, send: Buffers, recv: Buffers) -> None:
+        self._run_rest(send, recv, None, has_begun=True)
 
     def run(self, send: Buffers, recv: Buffers) -> None:
         began = self._tuned.begins()
