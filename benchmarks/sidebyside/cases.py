@@ -86,6 +86,7 @@ COLLECTIVES: dict[str, Shape | None] = {
     "reduce_scatter": Shape(False, True, False, _block_of_sum),
     "all_to_all_single": Shape(False, False, False, _block_of_all, exchanges=True),
     "all_to_all": Shape(False, False, False, _block_of_all, exchanges=True),
+    "scan": Shape(False, False, True, lambda all_, rank: sum(all_[1 : rank + 1], all_[0])),
     "all_reduce_outstanding": Shape(False, False, True, lambda all_, rank: sum(all_[1:], all_[0]), (OUTSTANDING * 8,)),
     "all_reduce_coalesced": Shape(
         False, False, True, lambda all_, rank: sum(all_[1:], all_[0]), (COALESCED * 8, 16 * MIB)

@@ -104,6 +104,10 @@ class Contender(ABC):
         """Send block i of `give` to rank i, and take block i from rank i."""
 
     @abstractmethod
+    def scan(self, array: Array) -> Call:
+        """Sum `array` over the ranks up to each one, in place."""
+
+    @abstractmethod
     def send_recv(self, give: Array, take: Array) -> Call:
         """There and back: rank 0 sends `give` to the last rank, which sends back what it took; others do nothing."""
 

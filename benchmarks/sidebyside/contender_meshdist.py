@@ -72,6 +72,9 @@ class MeshdistRank(Contender):
     def all_to_all_single(self, give: Array, take: Array) -> Call:
         return partial(dist.all_to_all_single, take, give)
 
+    def scan(self, array: Array) -> Call:
+        return partial(dist.scan, array)
+
     def send_recv(self, give: Array, take: Array) -> Call:
         return there_and_back(self.rank, self.size, dist.send, dist.recv, give, take)
 

@@ -97,6 +97,9 @@ class MpiRank(Contender):
     def all_to_all_single(self, give: Array, take: Array) -> Call:
         return partial(self._comm.Alltoall, give, take)
 
+    def scan(self, array: Array) -> Call:
+        return partial(self._comm.Scan, MPI.IN_PLACE, array)
+
     def send_recv(self, give: Array, take: Array) -> Call:
         return there_and_back(self.rank, self.size, self._comm.Send, self._comm.Recv, give, take)
 

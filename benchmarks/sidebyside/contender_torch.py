@@ -81,6 +81,9 @@ class TorchRank(Contender):
     def all_to_all_single(self, give: Array, take: Array) -> Call:
         return partial(dist.all_to_all_single, torch.from_numpy(take), torch.from_numpy(give))
 
+    def scan(self, array: Array) -> Call:
+        raise NotImplementedError  # torch has none, and `libraries` leaves it out
+
     def send_recv(self, give: Array, take: Array) -> Call:
         return there_and_back(
             self.rank, self.size, dist.send, dist.recv, torch.from_numpy(give), torch.from_numpy(take)

@@ -97,7 +97,7 @@ LIBRARIES = (
         "torch.__version__",
         torchrun,
         "torch",
-        lacks=("probe_and_recv",),
+        lacks=("scan", "probe_and_recv"),
     ),
     Library("openmpi", "Open MPI", _IMPORT_MPI, _MPI_VERSION, _openmpi, "mpi", "openmpi"),
     Library("mpich", "MPICH", _IMPORT_MPI, _MPI_VERSION, _mpich, "mpi", "mpich"),

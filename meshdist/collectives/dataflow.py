@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from meshdist.arrays.host import Array
+from meshdist.arrays.reduce_op import identity
 from meshdist.collectives import traffic
 from meshdist.collectives.algorithms.blocks import blocks_of, flat, shares_of
 from meshdist.collectives.algorithms.pairwise import split_blocks
@@ -103,6 +104,21 @@ class ReductionSpec(NamedTuple):
         return not self.keeps and self.taker is None
 
 
+class ScanSpec(NamedTuple):
+    """A reduction over the ranks up to this one, or before it.
+
+    Attributes:
+        put_bytes: The bytes of a rank's input.
+        puts: The place in its slot where a rank puts its input.
+        sources: What this rank's result is the reduction of, stacked by rank: the inputs, or the identity alone if no
+            rank is before this one. None if the result is this rank's input.
+    """
+
+    put_bytes: int
+    puts: Places
+    sources: Callable[[Slots, int], Array | None]
+
+
 class Dataflow(NamedTuple):
     """What a collective moves.
 
@@ -113,7 +129,7 @@ class Dataflow(NamedTuple):
     """
 
     name: str
-    spec: Callable[[Call], TransferSpec | ReductionSpec] | None = None
+    spec: Callable[[Call], TransferSpec | ReductionSpec | ScanSpec] | None = None
     traffic: Traffic | None = None
 
 
@@ -313,6 +329,29 @@ def _whole(call: Call, *, wanted: bool) -> ReductionSpec:
     )
 
 
+def _scan(call: Call) -> ScanSpec:
+    return _up_to(call, call.rank + 1)
+
+
+def _exscan(call: Call) -> ScanSpec:
+    return _up_to(call, call.rank)
+
+
+def _up_to(call: Call, end: int) -> ScanSpec:
+    rank, array = call.rank, array_of(call.recv)
+    dtype, shape, op = array.dtype, array.shape, call.op
+    assert op is not None
+
+    def sources(slots: Slots, use: int) -> Array | None:
+        if not end:
+            return np.full((1, *shape), identity(op, dtype), dtype)
+        return slots.stacked(use, dtype, shape)[:end] if rank else None
+
+    return ScanSpec(
+        put_bytes=array.nbytes, puts=lambda slots, use: slots.slot(use, rank, dtype, shape), sources=sources
+    )
+
+
 ALL_REDUCE = Dataflow("all_reduce", _all_reduce, traffic.ALL_REDUCE)
 REDUCE = Dataflow("reduce", _reduce, traffic.REDUCE)
 REDUCE_SCATTER = Dataflow("reduce_scatter", _reduce_scatter, traffic.REGROUPING)
@@ -323,5 +362,7 @@ SCATTER = Dataflow("scatter", _scatter, traffic.EXCHANGE)
 ALL_TO_ALL = Dataflow("all_to_all", _all_to_all, traffic.EXCHANGE)
 ALL_TO_ALL_SINGLE = Dataflow("all_to_all", _all_to_all_single, traffic.EXCHANGE)
 BARRIER = Dataflow("barrier", None, traffic.NOTHING)
+SCAN = Dataflow("scan", _scan)
+EXSCAN = Dataflow("exscan", _exscan)
 SEND = Dataflow("send", None, traffic.MESSAGE)
 RECV = Dataflow("send", None, traffic.NOTHING)

@@ -6,6 +6,7 @@ from meshdist.arrays.host import AnyArray, OutputOrWork
 from meshdist.arrays.reduce_op import Op, ReduceOp
 from meshdist.collectives.algorithms.ring import chain_exscan, chain_scan
 from meshdist.collectives.checks import agree_on_array, check_one, check_reducible, refuse
+from meshdist.collectives.dataflow import EXSCAN, SCAN
 from meshdist.collectives.definition import collective
 from meshdist.runtime.call import Call
 from meshdist.runtime.context import GroupLike, resolve
@@ -18,7 +19,7 @@ def check(call: Call) -> None:
         refuse(call, "op must not be AVG; use SUM, and divide by the number of ranks in the sum")
 
 
-@collective(check=check, agreed=agree_on_array, default=chain_scan)
+@collective(check=check, agreed=agree_on_array, default=chain_scan, dataflow=SCAN)
 def scan(tensor: AnyArray, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False) -> OutputOrWork:
     """Reduce `tensor` over the ranks up to this one, in place: MPI's Scan.
 
@@ -48,7 +49,7 @@ def scan(tensor: AnyArray, op: Op = ReduceOp.SUM, group: GroupLike = None, async
     return resolve(group).submit(scan, tensor, tensor, op, None, async_op)
 
 
-@collective(check=check, agreed=agree_on_array, default=chain_exscan)
+@collective(check=check, agreed=agree_on_array, default=chain_exscan, dataflow=EXSCAN)
 def exscan(tensor: AnyArray, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False) -> OutputOrWork:
     """Reduce `tensor` over the ranks before this one, in place: MPI's Exscan.
 

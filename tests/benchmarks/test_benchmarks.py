@@ -33,6 +33,7 @@ COLLECTIVES = [
     "reduce_scatter",
     "all_to_all_single",
     "all_to_all",
+    "scan",
     "all_reduce_outstanding",
     "all_reduce_coalesced",
     "send_recv",
@@ -158,7 +159,7 @@ def test_compare_measures_every_collective(script, tmp_path, library):
     sizes = {name: [0] if name == "barrier" else [8, 100] for name in COLLECTIVES}
     assert measured == [(name, nbytes) for name in COLLECTIVES for nbytes in sizes[name]]
     for found in written["results"]:
-        lacks = {"torch"} if found["collective"] == "probe_and_recv" else set()
+        lacks = {"torch"} if found["collective"] in ("scan", "probe_and_recv") else set()
         assert list(found["times"]) == [name for name in libraries if name not in lacks]
         assert all(len(times) == 2 and min(times) > 0 for times in found["times"].values())
     page = (tmp_path / "page.md").read_text()
@@ -569,6 +570,7 @@ def test_what_every_rank_must_take(sidebyside):
         "reduce_scatter": [33, 44],
         "all_to_all_single": [3, 4, 30, 40],
         "all_to_all": [3, 4, 30, 40],
+        "scan": [11, 22, 33, 44],
         "send_recv": [1, 2, 3, 4],
         "recv_from_any": [1, 2, 3, 4],
         "probe_and_recv": [1, 2, 3, 4],

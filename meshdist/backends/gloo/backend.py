@@ -18,11 +18,11 @@ from meshdist.backends.gloo.shm.barrier_plans import OneStep, StepCopies
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait
 from meshdist.backends.gloo.shm.mapping_cache import shared_memory
 from meshdist.backends.gloo.shm.move_selection import plan_movement
-from meshdist.backends.gloo.shm.reduction import plan_list_reduction, plan_reduction
+from meshdist.backends.gloo.shm.reduction import plan_list_reduction, plan_reduction, plan_scan
 from meshdist.backends.gloo.shm.shm_group import ShmGroup, shared_segment
 from meshdist.backends.group_setup import SetUpWait, withdraw
 from meshdist.backends.p2p.own_messages import OwnMessages
-from meshdist.collectives.dataflow import ReductionSpec
+from meshdist.collectives.dataflow import ReductionSpec, ScanSpec
 from meshdist.collectives.definition import Collective, definition_of
 from meshdist.collectives.registry import functions
 from meshdist.errors import DistBackendError, DistError
@@ -90,6 +90,8 @@ class GlooBackend(Backend):
                 spec = describe(call)
                 if isinstance(spec, ReductionSpec):
                     return plan_reduction(self._shm, call, spec)
+                if isinstance(spec, ScanSpec):
+                    return plan_scan(self._shm, call, spec) or super().prepare(call)
                 return plan_movement(self._shm, call, spec)
         elif composition.by_element and self._shared is not None:
             plan = plan_list_reduction(self._shared, call)

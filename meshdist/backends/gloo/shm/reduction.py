@@ -1,4 +1,4 @@
-"""Reductions: all_reduce, reduce and reduce_scatter.
+"""Reductions: all_reduce, reduce, reduce_scatter, scan and exscan.
 
 Few bytes are put into the slots and reduced by every rank for itself. More are cut into a segment for each rank, which
 that rank reduces, through the slots chunk by chunk or from the peers' memory and into it. Every element is reduced in
@@ -27,7 +27,7 @@ from meshdist.backends.gloo.shm.tuned_plan import ONE_STEP, Ways, fastest
 from meshdist.backends.gloo.shm.tuning import LEAST_IN_CHUNKS
 from meshdist.backends.gloo.shm.zero_copy import SharedReduce
 from meshdist.collectives.algorithms.blocks import flat, reduce_in_rank_order
-from meshdist.collectives.dataflow import ALL_REDUCE, ReductionSpec
+from meshdist.collectives.dataflow import ALL_REDUCE, ReductionSpec, ScanSpec
 from meshdist.collectives.definition import definition_of
 from meshdist.runtime.call import Buffers, Call, Signature, each
 
@@ -72,6 +72,12 @@ def plan_reduction(shm: ShmGroup, call: Call, spec: ReductionSpec) -> Plan:
     return SharedReduce(shm, call, spec, ordinary)
 
 
+def plan_scan(shm: ShmGroup, call: Call, spec: ScanSpec) -> Plan | None:
+    """Return the plan of a scan in one step; None for more bytes, which go along the chain of the ranks."""
+    is_short = spec.put_bytes <= min(REDUCE_ALONE_BYTES // call.size, shm.region.slots.slot_bytes)
+    return SlotReduce(shm, call, spec) if is_short else None
+
+
 def plan_list_reduction(shm: ShmGroup, call: Call) -> Plan | None:
     """Return the plan that reduces the arrays of a list without packing them; None if they are to be packed."""
     composition = call.collective.composition
@@ -89,7 +95,9 @@ def plan_list_reduction(shm: ShmGroup, call: Call) -> Plan | None:
 class SlotReduce(OneStep):
     """Few bytes: every rank that wants the result reduces all slots for itself, in rank order."""
 
-    def __init__(self, shm: ShmGroup, call: Call, spec: ReductionSpec, early: EarlyReturn | None = None) -> None:
+    def __init__(
+        self, shm: ShmGroup, call: Call, spec: ReductionSpec | ScanSpec, early: EarlyReturn | None = None
+    ) -> None:
         super().__init__(shm.barrier, shm.backend, call, early)
         assert call.op is not None
         if early is None:
@@ -100,9 +108,9 @@ class SlotReduce(OneStep):
         self._at_once = _is_reduced_at_once(self._stacks[0])
         # For each phase the rows of the stack; none if this rank wants no result.
         self._rows: list[list[Array]] = [
-            [] if stack is None else [stack[peer, ...] for peer in range(call.size)] for stack in self._stacks
+            [] if stack is None else [stack[row, ...] for row in range(len(stack))] for stack in self._stacks
         ]
-        self._op, self._size = call.op, call.size
+        self._op, self._size = call.op, len(self._rows[0])
         self._averages = call.op is ReduceOp.AVG
         self._combine = call.op.ufunc
         self._run = quiet_runner()
@@ -113,9 +121,10 @@ class SlotReduce(OneStep):
         if not self._rows[0]:
             return copies
         row = self._rows[0][0]
+        copies = copies._replace(keeps=(self._puts, self._rows), num_received=1)
+        if self._size == 1:
+            return copies._replace(takes=[copies_of(rows) for rows in self._rows[: self.num_listed]])
         return copies._replace(
-            keeps=(self._puts, self._rows),
-            num_received=1,
             op=self._op.value,
             kind=row.dtype.kind,
             itemsize=row.itemsize,
@@ -136,6 +145,8 @@ class SlotReduce(OneStep):
             run(combine.reduce, self._stacks[phase], 0, None, recv)
         elif self._size == 2:  # inlined: the shortest calls
             run(combine, rows[0], rows[1], out=recv)
+        elif self._size == 1:
+            recv[...] = rows[0]
         else:
             reduce_in_rank_order(run, self._op, rows, self._size, recv)
             return
