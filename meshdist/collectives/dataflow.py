@@ -112,11 +112,13 @@ class ScanSpec(NamedTuple):
         puts: The place in its slot where a rank puts its input.
         sources: What this rank's result is the reduction of, stacked by rank: the inputs, or the identity alone if no
             rank is before this one. None if the result is this rank's input.
+        excludes: The reduction excludes the input of this rank.
     """
 
     put_bytes: int
     puts: Places
     sources: Callable[[Slots, int], Array | None]
+    excludes: bool
 
 
 class Dataflow(NamedTuple):
@@ -330,15 +332,16 @@ def _whole(call: Call, *, wanted: bool) -> ReductionSpec:
 
 
 def _scan(call: Call) -> ScanSpec:
-    return _up_to(call, call.rank + 1)
+    return _up_to(call, excludes=False)
 
 
 def _exscan(call: Call) -> ScanSpec:
-    return _up_to(call, call.rank)
+    return _up_to(call, excludes=True)
 
 
-def _up_to(call: Call, end: int) -> ScanSpec:
+def _up_to(call: Call, *, excludes: bool) -> ScanSpec:
     rank, array = call.rank, array_of(call.recv)
+    end = rank + (not excludes)
     dtype, shape, op = array.dtype, array.shape, call.op
     assert op is not None
 
@@ -348,7 +351,10 @@ def _up_to(call: Call, end: int) -> ScanSpec:
         return slots.stacked(use, dtype, shape)[:end] if rank else None
 
     return ScanSpec(
-        put_bytes=array.nbytes, puts=lambda slots, use: slots.slot(use, rank, dtype, shape), sources=sources
+        put_bytes=array.nbytes,
+        puts=lambda slots, use: slots.slot(use, rank, dtype, shape),
+        sources=sources,
+        excludes=excludes,
     )
 
 

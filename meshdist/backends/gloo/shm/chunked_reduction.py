@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from meshdist.arrays.host import Array
-from meshdist.arrays.reduce_op import quiet_runner
+from meshdist.arrays.reduce_op import identity, quiet_runner
 from meshdist.backends.gloo.shm.barrier_plans import InChunks, Run, SlotCopy, StepCopies, chunks_of_blocks
 from meshdist.backends.gloo.shm.copying import Place, places_in
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait
@@ -63,13 +63,12 @@ def is_added_quickly(dtype: np.dtype[Any]) -> bool:
 
 
 class ReduceByChunk(InChunks):
-    def __init__(self, shm: ShmGroup, call: Call, spec: ReductionSpec) -> None:
+    def __init__(self, shm: ShmGroup, call: Call) -> None:
         super().__init__(shm.barrier, shm.backend, call)
         assert call.op is not None
-        self._spec = spec
         self._op = call.op
         self._run = quiet_runner()
-        self._rank, self._size = call.rank, call.size
+        self._rank = call.rank
         self._wants = call.root in (None, call.rank)
 
     def _reduced(self, copies: StepCopies, rows: list[list[Array]], own: tuple[int, int, int]) -> StepCopies:
@@ -79,21 +78,22 @@ class ReduceByChunk(InChunks):
             op=self._op.value,
             kind=part.dtype.kind,
             itemsize=part.itemsize,
-            num_rows=self._size,
+            num_rows=len(rows[0]),
             rows=[[address_of(row) for row in each] for each in rows],
             num_elements=part.size,
             own=own,
         )
 
     def _combine(self, sources: list[Array], total: Array) -> None:
-        reduce_in_rank_order(self._run, self._op, sources, self._size, total)
+        reduce_in_rank_order(self._run, self._op, sources, len(sources), total)
 
 
 class ReduceWholeChunks(ReduceByChunk):
     """For few ranks: every rank that wants the result reduces whole chunks for itself."""
 
     def __init__(self, shm: ShmGroup, call: Call, spec: ReductionSpec, chunk_bytes: int) -> None:
-        super().__init__(shm, call, spec)
+        super().__init__(shm, call)
+        self._spec = spec
         shm.reserve(min(spec.put_bytes, chunk_bytes))
         self._chunk = chunk_bytes // spec.dtype.itemsize
         self.chunk_bytes = self._chunk * spec.dtype.itemsize
@@ -129,6 +129,62 @@ class ReduceWholeChunks(ReduceByChunk):
         return runs, (1, int(self._wants))
 
 
+class ScanInChunks(ReduceByChunk):
+    """For few ranks: each rank reduces whole chunks of the ranks before it and, unless it `excludes` that, its own."""
+
+    def __init__(self, shm: ShmGroup, call: Call, *, excludes: bool) -> None:
+        super().__init__(shm, call)
+        array = array_of(call.recv)
+        self._chunk = min(shm.region.slots.slot_bytes, _WHOLE_CHUNK_BYTES) // array.itemsize
+        self.chunk_bytes, self._num_bytes = self._chunk * array.itemsize, array.nbytes
+        shm.reserve(min(array.nbytes, self.chunk_bytes))
+        slot, shape = shm.region.slots.slot, (self._chunk,)
+        self._slots = [[slot(phase, peer, array.dtype, shape) for peer in range(call.rank + 1)] for phase in (0, 1)]
+        # What the first rank gets.
+        self._identity = np.full(shape, identity(self._op, array.dtype), array.dtype)
+        self._excludes, self._wants = excludes, excludes or call.rank > 0
+        # As in `ReduceWholeChunks`.
+        self._keeps = call.rank < 2 and not excludes
+        self._gives = call.rank + 1 < call.size or not (excludes or self._keeps)
+
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
+        array = flat(recv)
+        for begin in range(0, array.size, self._chunk):
+            own = array[begin : begin + self._chunk]
+            slots = [slot[: own.size] for slot in self._slots[self.barrier.flip()]]
+            if self._gives:
+                self.barrier.put(slots[self._rank], own)
+            yield self.arrive()
+            if not self._wants:
+                continue
+            sources = self._sources(slots, own)
+            if len(sources) == 1:
+                own[...] = sources[0]
+            else:
+                self._combine(sources, own)
+
+    def runs(self) -> tuple[list[Run], tuple[int, int]]:
+        runs, wanted, itemsize = [], int(self._wants), self._identity.itemsize
+        for count, (size,) in chunks_of_blocks([self._num_bytes], self._num_bytes, self.chunk_bytes):
+            slots = [[slot[: size // itemsize] for slot in of_phase] for of_phase in self._slots]
+            puts = [[SlotCopy(0, 0, size, address_of(each[self._rank]))] * self._gives for each in slots]
+            copies = StepCopies((slots, self._identity), 1, wanted, puts, [[], []])
+            rows = [self._sources(each, each[self._rank]) for each in slots]
+            if len(rows[0]) > 1:
+                copies = self._reduced(copies, rows, (self._rank, 0, 0) if self._keeps else (-1, 0, 0))
+            elif wanted:
+                copies = copies._replace(takes=[[SlotCopy(0, 0, size, address_of(each[0]))] for each in rows])
+            runs.append(Run(copies, None, count))
+        return runs, (1, wanted)
+
+    def _sources(self, slots: list[Array], own: Array) -> list[Array]:
+        """Return what a chunk of the result is the reduction of; `own` is this rank's input, unless in its slot."""
+        before = slots[: self._rank]
+        if not self._excludes:
+            return [*before, own if self._keeps else slots[self._rank]]
+        return before or [self._identity[: own.size]]
+
+
 class ReduceInSegments(ReduceByChunk):
     """For more ranks: each rank reduces its segment of a chunk, and leaves it in its slot for the ranks that want it.
 
@@ -137,7 +193,7 @@ class ReduceInSegments(ReduceByChunk):
     """
 
     def __init__(self, shm: ShmGroup, call: Call, spec: ReductionSpec) -> None:
-        super().__init__(shm, call, spec)
+        super().__init__(shm, call)
         shm.reserve(min(spec.put_bytes, shm.region.slots.slot_bytes))
         self._chunk = shm.region.slots.slot_bytes // spec.dtype.itemsize // call.size * call.size
         self.chunk_bytes = self._chunk * spec.dtype.itemsize
@@ -224,7 +280,8 @@ class ReduceOwnSegments(ReduceByChunk):
     """For a reduce_scatter: each rank reduces and keeps its segment of a chunk."""
 
     def __init__(self, shm: ShmGroup, call: Call, spec: ReductionSpec, chunk_bytes: int) -> None:
-        super().__init__(shm, call, spec)
+        super().__init__(shm, call)
+        self._spec = spec
         shm.reserve(chunk_bytes)
         # Slot of rank i, area j: rank i's data for the segment of rank j.
         chunk = chunk_bytes // call.size // spec.dtype.itemsize

@@ -18,7 +18,7 @@ from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import ReduceOp, quiet_runner
 from meshdist.backends.base import Plan
 from meshdist.backends.gloo.shm.barrier_plans import BarrierPlan, OneStep, SlotCopy, StepCopies
-from meshdist.backends.gloo.shm.chunked_reduction import RANKS_ALONE, is_added_quickly, ways_in_chunks
+from meshdist.backends.gloo.shm.chunked_reduction import RANKS_ALONE, ScanInChunks, is_added_quickly, ways_in_chunks
 from meshdist.backends.gloo.shm.copying import Reduced, SingleCopyPlan
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, EarlyReturn
 from meshdist.backends.gloo.shm.move_plans import copies_of, put
@@ -41,6 +41,9 @@ _LISTS_BYTES, _LIST_CHUNK_BYTES, _MOST_IN_LIST = 64 << 10, 256 << 10, 512
 # slots, on 2 and 4 ranks; writing there as well took another seven tenths. Without the core: from so many ranks and
 # bytes on. 4 and 8 ranks on 2 cores took seven to nine tenths of the time through the slots, 2 ranks a third more.
 _READ_BYTES, _READING_RANKS, _READ_BYTES_WITHOUT_CORE = 4 << 20, 4, 8 << 20
+# Up to this many ranks, each reduces the arrays of all before it; of more, only that of the rank before it, along the
+# chain.
+_SCANNING_RANKS = 8
 # From this many ranks on, and up to so many bytes for each of them, one call of NumPy for all slots takes less time
 # than a call for each.
 _STACKED_RANKS, _STACKED_BYTES = 4, 1024
@@ -73,9 +76,10 @@ def plan_reduction(shm: ShmGroup, call: Call, spec: ReductionSpec) -> Plan:
 
 
 def plan_scan(shm: ShmGroup, call: Call, spec: ScanSpec) -> Plan | None:
-    """Return the plan of a scan in one step; None for more bytes, which go along the chain of the ranks."""
-    is_short = spec.put_bytes <= min(REDUCE_ALONE_BYTES // call.size, shm.region.slots.slot_bytes)
-    return SlotReduce(shm, call, spec) if is_short else None
+    """Return the plan of a scan through the slots; None for one that goes along the chain of the ranks."""
+    if spec.put_bytes <= min(REDUCE_ALONE_BYTES // call.size, shm.region.slots.slot_bytes):
+        return SlotReduce(shm, call, spec)
+    return ScanInChunks(shm, call, excludes=spec.excludes) if call.size <= _SCANNING_RANKS else None
 
 
 def plan_list_reduction(shm: ShmGroup, call: Call) -> Plan | None:
