@@ -31,14 +31,14 @@ METHOD = """\
 Time of one call on the slowest rank: the median of {rounds} rounds and, in brackets, the shortest. In each round the \
 libraries take turns, for about {seconds:g} s each. A ratio is the median of the rounds' ratios: above 1, meshdist is \
 faster. {dtype} elements, in-place SUM; a size is that of the longer array of the call. send_recv is there and back, \
-as are recv_from_any (received from any rank), probe_and_recv (after a probe for any message; torch has none, nor a \
-scan) and send_object (a dict that has the array). exchange sends in both directions at the same time, with isend and \
-irecv, and sendrecv around the ring of all ranks (in torch, which has none, with these two). all_reduce_outstanding \
-is {outstanding} async calls and the wait for all, all_reduce_coalesced one call of {coalesced} arrays (over MPI, \
-packed by the program, or from 1 MiB on one call for each), and the size that of all of them; neither counts in the \
-means. Arrays of 4 MiB and more have pages of their own, with all libraries: malloc might give them those of earlier \
-ones, on which they are up to twice as slow. Shared arrays are those of meshdist.empty. All with OMP_NUM_THREADS=1, \
-without binding to cores."""
+as are recv_from_any (received from any rank), probe_and_recv (after a probe for any message; torch has none) and \
+send_object (a dict that has the array). exchange sends in both directions at the same time, with isend and irecv, \
+and sendrecv around the ring of all ranks (in torch, which has none, with these two). all_reduce_outstanding is \
+{outstanding} async calls and the wait for all, all_reduce_coalesced one call of {coalesced} arrays (over MPI, packed \
+by the program, or from 1 MiB on one call for each), and the size that of all of them; neither counts in the means. \
+torch has no scan. Arrays of 4 MiB and more have pages of their own, with all libraries: malloc might give them those \
+of earlier ones, on which they are up to twice as slow. Shared arrays are those of meshdist.empty. All with \
+OMP_NUM_THREADS=1, without binding to cores."""
 
 
 def parse() -> argparse.Namespace:

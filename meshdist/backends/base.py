@@ -72,11 +72,12 @@ class Plan(ABC):
         known_apart: Checks whether the arrays of a call share memory.
         facts: What the flight recorder keeps of its calls.
         caller: The code that ran it last.
-        other_sizes: Goes on with a call whose `runner` found other sizes than the ranks had agreed; None if it cannot.
+        renegotiate: Goes on with a call whose `runner` found another table of sizes than the agreed one; None if it has
+            none.
     """
 
     copies = False
-    other_sizes: Callable[[Any, Any], object] | None = None
+    renegotiate: Callable[[Any, Any], object] | None = None
     facts: CallFacts
     caller: CodeType | None = None
 
@@ -89,7 +90,10 @@ class Plan(ABC):
 
     @property
     def runner(self) -> Callable[[Any, Any], object]:
-        """What carries out a call with arrays of this signature, contiguous and apart: `run`, or faster."""
+        """What carries out a call with arrays of this signature, contiguous and apart: `run`, or faster.
+
+        It returns True if the next call has another one.
+        """
         return self.run
 
     @abstractmethod

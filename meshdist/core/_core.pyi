@@ -21,7 +21,7 @@ class Calls:
     is_open: bool
     words: str
     forgotten: list[Any]
-    note: Callable[..., None] | None  # run, facts, prefix, send, recv, apart, kind if the call is async, other_sizes
+    note: Callable[..., None] | None  # run, facts, prefix, send, recv, apart, kind if the call is async, renegotiate
     def __init__(
         self,
         queue: Any,

@@ -5,6 +5,7 @@ import sys
 import threading
 import traceback
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -75,28 +76,35 @@ def test_a_call_that_was_made_before_runs_no_python(pair, name):
 def sizes_of_others_change(has_lists):
     """Ranks 1 and 2 exchange other sizes now and then; what rank 0 sends and receives stays."""
     rank = dist.get_rank()
-    wrong = []
-    for turn in range(36):
-        count = (2, 2, 3, 3, 100_000, 100_000, 2, 100_000, 3)[turn % 9]
+    wrong, handed_over = [], 0
+    for turn, count in enumerate([*4 * [2, 2, 3, 3, 200_000, 200_000, 2, 2, 2, 200_000, 3], *[3] * 4]):
 
         def size(one, other, between=count):
             return 1 if 0 in (one, other) or one == other else between
 
+        def exchange(take, give, into, sizes):
+            if has_lists:
+                dist.all_to_all(take, give)
+            else:
+                dist.all_to_all_single(into, np.concatenate(give), *sizes)
+
         give = [np.full(size(rank, peer), 10.0 * rank + peer + turn) for peer in range(3)]
         take = [np.zeros(size(peer, rank)) for peer in range(3)]
-        if has_lists:
-            dist.all_to_all(take, give)
-        else:
-            into = np.concatenate(take)
-            dist.all_to_all_single(into, np.concatenate(give), [x.size for x in take], [x.size for x in give])
-            take = np.split(into, np.cumsum([x.size for x in take])[:-1])
+        into, sizes = np.concatenate(take), [[x.size for x in side] for side in (take, give)]
+        functions = python_functions(partial(exchange, take, give, into, sizes))
+        if not has_lists:
+            take = np.split(into, np.cumsum(sizes[0])[:-1])
         wrong += [turn for peer in range(3) if (take[peer] != 10.0 * peer + rank + turn).any()]
-    return wrong
+        handed_over += "renegotiate" in functions and "submit" not in functions
+    return wrong, handed_over, BY_PYTHON & set(functions)
 
 
 @pytest.mark.parametrize("has_lists", [True, False])
 def test_sizes_that_change_between_other_ranks(worlds, has_lists):
-    assert worlds.world("gloo", 3).run(sizes_of_others_change, has_lists) == [[]] * 3
+    results = worlds.world("gloo", 3).run(sizes_of_others_change, has_lists)
+    assert [wrong for wrong, *_ in results] == [[]] * 3
+    assert results[0][1] >= 4  # the core began the call, and Python went on
+    assert [by_python for *_, by_python in results] == [set()] * 3
 
 
 def swap_at_once(times):

@@ -153,11 +153,13 @@ class PressCtrlC(logging.Handler):
 def test_the_traceback_of_ctrl_c_ends_at_the_line_of_the_user(soon_reminded, port):
     handler = PressCtrlC()
     logging.getLogger("meshdist").addHandler(handler)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # of tests in the background, it is ignored
     try:
         with pytest.raises(KeyboardInterrupt) as raised:
             dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=2, timeout=30)
     finally:
         logging.getLogger("meshdist").removeHandler(handler)
+        signal.signal(signal.SIGINT, before)
     mine, *frames = traceback.extract_tb(raised.value.__traceback__)
     assert mine.filename == __file__
     assert [frame.name for frame in frames] == ["init_process_group"]

@@ -130,7 +130,7 @@ class ReduceWholeChunks(ReduceByChunk):
 
 
 class ScanInChunks(ReduceByChunk):
-    """For few ranks: each rank reduces whole chunks of the ranks before it and, unless it `excludes` that, its own."""
+    """For few ranks: each reduces, chunk by chunk, the inputs of the ranks before it, and its own unless `excludes`."""
 
     def __init__(self, shm: ShmGroup, call: Call, *, excludes: bool) -> None:
         super().__init__(shm, call)
@@ -140,8 +140,10 @@ class ScanInChunks(ReduceByChunk):
         shm.reserve(min(array.nbytes, self.chunk_bytes))
         slot, shape = shm.region.slots.slot, (self._chunk,)
         self._slots = [[slot(phase, peer, array.dtype, shape) for peer in range(call.rank + 1)] for phase in (0, 1)]
-        # What the first rank gets.
-        self._identity = np.full(shape, identity(self._op, array.dtype), array.dtype)
+        self._itemsize = array.itemsize
+        # What the first rank gets if its input is excluded.
+        count = min(array.size, self._chunk) if excludes and not call.rank else 0
+        self._identity = np.full(count, identity(self._op, array.dtype), array.dtype)
         self._excludes, self._wants = excludes, excludes or call.rank > 0
         # As in `ReduceWholeChunks`.
         self._keeps = call.rank < 2 and not excludes
@@ -164,7 +166,7 @@ class ScanInChunks(ReduceByChunk):
                 self._combine(sources, own)
 
     def runs(self) -> tuple[list[Run], tuple[int, int]]:
-        runs, wanted, itemsize = [], int(self._wants), self._identity.itemsize
+        runs, wanted, itemsize = [], int(self._wants), self._itemsize
         for count, (size,) in chunks_of_blocks([self._num_bytes], self._num_bytes, self.chunk_bytes):
             slots = [[slot[: size // itemsize] for slot in of_phase] for of_phase in self._slots]
             puts = [[SlotCopy(0, 0, size, address_of(each[self._rank]))] * self._gives for each in slots]

@@ -181,9 +181,14 @@ class AgreedMove(BarrierPlan):
 
     @property
     def runner(self) -> Callable[[Any, Any], object]:
-        return self._step or self.run
+        return self._step or self._run_until_short
 
-    def other_sizes(self, send: Buffers, recv: Buffers) -> None:
+    def _run_until_short(self, send: Buffers, recv: Buffers) -> bool:
+        self.run(send, recv)
+        return self._step is not None
+
+    def renegotiate(self, send: Buffers, recv: Buffers) -> None:
+        """Go on after the first step of a call, in which the table was another one than that of `_step`."""
         self._run_rest(send, recv, None, has_begun=True)
 
     def run(self, send: Buffers, recv: Buffers) -> None:

@@ -27,7 +27,7 @@ from meshdist.backends.gloo.shm.tuned_plan import ONE_STEP, Ways, fastest
 from meshdist.backends.gloo.shm.tuning import LEAST_IN_CHUNKS
 from meshdist.backends.gloo.shm.zero_copy import SharedReduce
 from meshdist.collectives.algorithms.blocks import flat, reduce_in_rank_order
-from meshdist.collectives.dataflow import ALL_REDUCE, ReductionSpec, ScanSpec
+from meshdist.collectives.dataflow import ALL_REDUCE, ReductionSpec, ScanSpec, array_of
 from meshdist.collectives.definition import definition_of
 from meshdist.runtime.call import Buffers, Call, Signature, each
 
@@ -41,8 +41,9 @@ _LISTS_BYTES, _LIST_CHUNK_BYTES, _MOST_IN_LIST = 64 << 10, 256 << 10, 512
 # slots, on 2 and 4 ranks; writing there as well took another seven tenths. Without the core: from so many ranks and
 # bytes on. 4 and 8 ranks on 2 cores took seven to nine tenths of the time through the slots, 2 ranks a third more.
 _READ_BYTES, _READING_RANKS, _READ_BYTES_WITHOUT_CORE = 4 << 20, 4, 8 << 20
-# Up to this many ranks, each reduces the arrays of all before it; of more, only that of the rank before it, along the
-# chain.
+# Up to this many ranks, each reduces the inputs of all before it; of more, only that of the rank before it, along the
+# chain. On 2 cores, a scan of 8 MiB of float32 took a quarter, a third and four tenths of the chain's time on 3, 4 and
+# 8 ranks; one of float16, which is added slowly, 1.3, 1.5 and 2.6 times as long.
 _SCANNING_RANKS = 8
 # From this many ranks on, and up to so many bytes for each of them, one call of NumPy for all slots takes less time
 # than a call for each.
@@ -79,7 +80,9 @@ def plan_scan(shm: ShmGroup, call: Call, spec: ScanSpec) -> Plan | None:
     """Return the plan of a scan through the slots; None for one that goes along the chain of the ranks."""
     if spec.put_bytes <= min(REDUCE_ALONE_BYTES // call.size, shm.region.slots.slot_bytes):
         return SlotReduce(shm, call, spec)
-    return ScanInChunks(shm, call, excludes=spec.excludes) if call.size <= _SCANNING_RANKS else None
+    is_quick = is_added_quickly(array_of(call.recv).dtype)
+    most_ranks = _SCANNING_RANKS if is_quick else RANKS_ALONE
+    return ScanInChunks(shm, call, excludes=spec.excludes) if call.size <= most_ranks else None
 
 
 def plan_list_reduction(shm: ShmGroup, call: Call) -> Plan | None:
@@ -114,7 +117,7 @@ class SlotReduce(OneStep):
         self._rows: list[list[Array]] = [
             [] if stack is None else [stack[row, ...] for row in range(len(stack))] for stack in self._stacks
         ]
-        self._op, self._size = call.op, len(self._rows[0])
+        self._op, self._num_rows = call.op, len(self._rows[0])
         self._averages = call.op is ReduceOp.AVG
         self._combine = call.op.ufunc
         self._run = quiet_runner()
@@ -126,13 +129,13 @@ class SlotReduce(OneStep):
             return copies
         row = self._rows[0][0]
         copies = copies._replace(keeps=(self._puts, self._rows), num_received=1)
-        if self._size == 1:
+        if self._num_rows == 1:
             return copies._replace(takes=[copies_of(rows) for rows in self._rows[: self.num_listed]])
         return copies._replace(
             op=self._op.value,
             kind=row.dtype.kind,
             itemsize=row.itemsize,
-            num_rows=self._size,
+            num_rows=self._num_rows,
             rows=[[row.ctypes.data for row in rows] for rows in self._rows[: self.num_listed]],
             num_elements=row.size,
         )
@@ -147,15 +150,15 @@ class SlotReduce(OneStep):
         run, combine = self._run, self._combine
         if self._at_once:
             run(combine.reduce, self._stacks[phase], 0, None, recv)
-        elif self._size == 2:  # inlined: the shortest calls
+        elif self._num_rows == 2:  # inlined: the shortest calls
             run(combine, rows[0], rows[1], out=recv)
-        elif self._size == 1:
+        elif self._num_rows == 1:
             recv[...] = rows[0]
         else:
-            reduce_in_rank_order(run, self._op, rows, self._size, recv)
+            reduce_in_rank_order(run, self._op, rows, self._num_rows, recv)
             return
         if self._averages:
-            run(ReduceOp.AVG.finish, recv, self._size)
+            run(ReduceOp.AVG.finish, recv, self._num_rows)
 
 
 class Part(NamedTuple):
