@@ -19,8 +19,9 @@ pytestmark = pytest.mark.timeout(120)
 WORLDS = pytest.mark.parametrize(
     ("backend", "size"),
     [
-        ("threads", 3),
-        *(pytest.param(backend, 3, marks=needs_linux) for backend in ("gloo", "gloo-tcp", "gloo-hosts")),
+        pytest.param("gloo-hosts", 3, marks=needs_linux),
+        pytest.param("threads", 3, marks=pytest.mark.slow),
+        *(pytest.param(backend, 3, marks=[needs_linux, pytest.mark.slow]) for backend in ("gloo", "gloo-tcp")),
         *(pytest.param(*world, marks=[needs_linux, pytest.mark.slow]) for world in MPI_WORLDS if world[1] == 3),
     ],
 )
