@@ -198,7 +198,7 @@ EXHAUSTIVE = re.compile(
     r"|test_mpi_jobs.*\[mpich\b"
     r"|faults/test_(killed_ranks|interrupts_and_timeouts|ctrl_c_in_every_wait).*\[gloo-hosts.*-first"
     r"|test_every_collective_with_threads\[(in_place0-[13]|in_place1-4)\]"
-    r"|test_random_programs.*::test_many_programs\[[45]\]"
+    r"|test_random_programs.*::test_many_programs\[[456]\]"
     r"|test_reductions.*(\[gloo-hosts|::test_reduce_scatter\[mpi-)|test_dry_calls.*_multigpu-|test_messages_over_2_gib\[gloo"
     r"|test_many_groups.*\[mpi-mpich"
     r"|test_floating_point_errors.*\[(threads|gloo)-(1|2)-"

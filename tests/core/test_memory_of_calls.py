@@ -25,7 +25,7 @@ WORLDS = pytest.mark.parametrize(
         *(pytest.param(*world, marks=[needs_linux, pytest.mark.slow]) for world in MPI_WORLDS if world[1] == 3),
     ],
 )
-SIZES = pytest.mark.parametrize("count", [1, 10_000, 100_000])
+SIZES = pytest.mark.parametrize("count", [1, 10_000, 40_000])
 CALLS = 8
 # A class of ctypes is made once, in a call that comes too late for the first two.
 OF_CTYPES = {"CDLL", "PyCFuncPtrType", "StgDict", "getset_descriptor", "tuple", "dict", "type", "_FuncPtr"}
