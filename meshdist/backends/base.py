@@ -72,8 +72,8 @@ class Plan(ABC):
         known_apart: Checks whether the arrays of a call share memory.
         facts: What the flight recorder keeps of its calls.
         caller: The code that ran it last.
-        renegotiate: Goes on with a call whose `runner` found another table of sizes than the agreed one; None if it has
-            none.
+        renegotiate: Goes on with a call whose `runner` found another table of sizes than the agreed one; None for plans
+            without such a table.
     """
 
     copies = False

@@ -15,7 +15,7 @@ from meshdist.arrays.reduce_op import ReduceOp
 from meshdist.backends.base import Backend, ComposedPlan, DefaultPlan, Plan
 from meshdist.backends.p2p.own_messages import Sent
 from meshdist.collectives.algorithms.blocks import flat
-from meshdist.collectives.dataflow import ReductionSpec, ScanSpec, TransferSpec
+from meshdist.collectives.dataflow import ReductionSpec, TransferSpec
 from meshdist.collectives.definition import definition_of
 from meshdist.runtime.call import Buffers, Call, Signature
 from meshdist.runtime.waiting import Found, Incoming, Probe, Waitable
@@ -54,8 +54,7 @@ class FakeBackend(Backend):
         if call.collective.native == "barrier":
             return _FakePlan(self, call, None)
         describe = definition_of(call.collective).dataflow.spec
-        spec = None if describe is None else describe(call)
-        return DefaultPlan(self, call) if spec is None or isinstance(spec, ScanSpec) else _FakePlan(self, call, spec)
+        return DefaultPlan(self, call) if describe is None else _FakePlan(self, call, describe(call))
 
 
 class _Probed(Sent, Probe):

@@ -128,11 +128,13 @@ class Dataflow(NamedTuple):
         name: The cost model's name; collectives with equal movement share it.
         spec: The movement of a call, from its arrays; None if only the default algorithm defines it.
         traffic: The least traffic of the ranks; None: that of the default algorithm.
+        scan: As `spec`, of a scan.
     """
 
     name: str
-    spec: Callable[[Call], TransferSpec | ReductionSpec | ScanSpec] | None = None
+    spec: Callable[[Call], TransferSpec | ReductionSpec] | None = None
     traffic: Traffic | None = None
+    scan: Callable[[Call], ScanSpec] | None = None
 
 
 def array_of(buffers: Buffers) -> Array:
@@ -368,7 +370,7 @@ SCATTER = Dataflow("scatter", _scatter, traffic.EXCHANGE)
 ALL_TO_ALL = Dataflow("all_to_all", _all_to_all, traffic.EXCHANGE)
 ALL_TO_ALL_SINGLE = Dataflow("all_to_all", _all_to_all_single, traffic.EXCHANGE)
 BARRIER = Dataflow("barrier", None, traffic.NOTHING)
-SCAN = Dataflow("scan", _scan)
-EXSCAN = Dataflow("exscan", _exscan)
+SCAN = Dataflow("scan", scan=_scan)
+EXSCAN = Dataflow("exscan", scan=_exscan)
 SEND = Dataflow("send", None, traffic.MESSAGE)
 RECV = Dataflow("send", None, traffic.NOTHING)

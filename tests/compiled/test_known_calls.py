@@ -77,16 +77,17 @@ def sizes_of_others_change(has_lists):
     """Ranks 1 and 2 exchange other sizes now and then; what rank 0 sends and receives stays."""
     rank = dist.get_rank()
     wrong, handed_over = [], 0
+
+    def exchange(take, give, into, sizes):
+        if has_lists:
+            dist.all_to_all(take, give)
+        else:
+            dist.all_to_all_single(into, np.concatenate(give), *sizes)
+
     for turn, count in enumerate([*4 * [2, 2, 3, 3, 200_000, 200_000, 2, 2, 2, 200_000, 3], *[3] * 4]):
 
         def size(one, other, between=count):
             return 1 if 0 in (one, other) or one == other else between
-
-        def exchange(take, give, into, sizes):
-            if has_lists:
-                dist.all_to_all(take, give)
-            else:
-                dist.all_to_all_single(into, np.concatenate(give), *sizes)
 
         give = [np.full(size(rank, peer), 10.0 * rank + peer + turn) for peer in range(3)]
         take = [np.zeros(size(peer, rank)) for peer in range(3)]

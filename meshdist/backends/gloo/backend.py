@@ -22,7 +22,7 @@ from meshdist.backends.gloo.shm.reduction import plan_list_reduction, plan_reduc
 from meshdist.backends.gloo.shm.shm_group import ShmGroup, shared_segment
 from meshdist.backends.group_setup import SetUpWait, withdraw
 from meshdist.backends.p2p.own_messages import OwnMessages
-from meshdist.collectives.dataflow import ReductionSpec, ScanSpec
+from meshdist.collectives.dataflow import ReductionSpec
 from meshdist.collectives.definition import Collective, definition_of
 from meshdist.collectives.registry import functions
 from meshdist.errors import DistBackendError, DistError
@@ -85,13 +85,13 @@ class GlooBackend(Backend):
                 return self._inter_host.plan(call)
             if self.size == 1:
                 return plan_alone(self, call)
-            describe = definition_of(call.collective).dataflow.spec
-            if describe is not None:
-                spec = describe(call)
+            dataflow = definition_of(call.collective).dataflow
+            if dataflow.scan is not None:
+                return plan_scan(self._shm, call, dataflow.scan(call)) or super().prepare(call)
+            if dataflow.spec is not None:
+                spec = dataflow.spec(call)
                 if isinstance(spec, ReductionSpec):
                     return plan_reduction(self._shm, call, spec)
-                if isinstance(spec, ScanSpec):
-                    return plan_scan(self._shm, call, spec) or super().prepare(call)
                 return plan_movement(self._shm, call, spec)
         elif composition.by_element and self._shared is not None:
             plan = plan_list_reduction(self._shared, call)
@@ -102,8 +102,10 @@ class GlooBackend(Backend):
     @classmethod
     def has_own(cls, native: str) -> bool:
         found = functions().get(native)
-        describes = isinstance(found, Collective) and found.composition is None and found.dataflow.spec is not None
-        return describes or super().has_own(native)
+        if isinstance(found, Collective) and found.composition is None:
+            describes = found.dataflow.spec is not None or found.dataflow.scan is not None
+            return describes or super().has_own(native)
+        return super().has_own(native)
 
     def choices(self) -> list[Choice]:
         return [] if self._shared is None else self._shared.tuning.choices()

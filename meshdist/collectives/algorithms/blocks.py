@@ -71,8 +71,8 @@ def reduce_in_rank_order(
 ) -> None:
     """Put the reduction of `sources` into `total`, by NumPy functions that `run` calls; see `quiet_runner`.
 
-    There are two sources at least, of the shape of `total`, in rank order; each but the first is read before the next
-    is taken. Only the first may be `total`, unless partial results go into `scratch`. `num_ranks` counts the ranks
+    The sources are of the shape of `total`, in rank order, at least one; each but the first is read before the next is
+    taken. Only the first may be `total`, unless partial results go into `scratch`. `num_ranks` counts the ranks
     behind the result, for a mean, if they are not as many as the sources.
     """
     combine, room = op.ufunc, total if scratch is None else scratch
@@ -80,5 +80,7 @@ def reduce_in_rank_order(
     for number, source in enumerate(sources, 1):
         target = total if number == num_sources else room
         so_far = source if so_far is None else run(combine, so_far, source, out=target)
+    if num_sources == 1:
+        total[...] = so_far
     if op is ReduceOp.AVG:
         run(op.finish, total, num_ranks or num_sources)

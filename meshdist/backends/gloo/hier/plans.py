@@ -14,7 +14,7 @@ from meshdist.backends.gloo.hier.reductions import SegmentReduce, TwoLevelReduce
 from meshdist.backends.gloo.hier.scatter_allgather_broadcast import SPREAD_BYTES, ScatterAllgatherBroadcast
 from meshdist.backends.gloo.hier.small_allgather import plan_small_allgather
 from meshdist.backends.gloo.p2p.remote import RemoteP2P
-from meshdist.collectives.dataflow import ReductionSpec, ScanSpec, TransferSpec
+from meshdist.collectives.dataflow import ReductionSpec, TransferSpec
 from meshdist.collectives.definition import definition_of
 from meshdist.errors import DistError
 from meshdist.runtime.call import Call, Signature
@@ -110,5 +110,4 @@ class InterHostCollectives:
 
 def _spec(call: Call) -> TransferSpec | ReductionSpec | None:
     describe = definition_of(call.collective).dataflow.spec
-    spec = None if describe is None else describe(call)
-    return None if isinstance(spec, ScanSpec) else spec
+    return None if describe is None else describe(call)

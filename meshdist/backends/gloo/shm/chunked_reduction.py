@@ -157,13 +157,8 @@ class ScanInChunks(ReduceByChunk):
             if self._gives:
                 self.barrier.put(slots[self._rank], own)
             yield self.arrive()
-            if not self._wants:
-                continue
-            sources = self._sources(slots, own)
-            if len(sources) == 1:
-                own[...] = sources[0]
-            else:
-                self._combine(sources, own)
+            if self._wants:
+                self._combine(self._sources(slots, own), own)
 
     def runs(self) -> tuple[list[Run], tuple[int, int]]:
         runs, wanted, itemsize = [], int(self._wants), self._itemsize

@@ -184,6 +184,7 @@ class AgreedMove(BarrierPlan):
         return self._step or self._run_until_short
 
     def _run_until_short(self, send: Buffers, recv: Buffers) -> bool:
+        """Carry out a call; return whether the blocks of all ranks are short, so that the next one is a step."""
         self.run(send, recv)
         return self._step is not None
 

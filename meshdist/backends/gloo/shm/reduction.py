@@ -152,8 +152,6 @@ class SlotReduce(OneStep):
             run(combine.reduce, self._stacks[phase], 0, None, recv)
         elif self._num_rows == 2:  # inlined: the shortest calls
             run(combine, rows[0], rows[1], out=recv)
-        elif self._num_rows == 1:
-            recv[...] = rows[0]
         else:
             reduce_in_rank_order(run, self._op, rows, self._num_rows, recv)
             return
