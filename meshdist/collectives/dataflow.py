@@ -137,6 +137,15 @@ class Dataflow(NamedTuple):
     scan: Callable[[Call], ScanSpec] | None = None
 
 
+def givers_to(call: Call, giver: int | None, taker: int | None) -> range | None:
+    """Return the ranks from which this rank takes, given the only ones that give and take; None: all from all."""
+    if giver is None and taker is None:
+        return None
+    if giver == call.rank or taker not in (None, call.rank):
+        return range(0)
+    return range(call.size) if giver is None else range(giver, giver + 1)
+
+
 def array_of(buffers: Buffers) -> Array:
     assert isinstance(buffers, np.ndarray)
     return buffers

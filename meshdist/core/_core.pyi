@@ -88,7 +88,8 @@ class Step:
         barrier: Any,
         fingerprint: int,
         wait: Callable[[int], None],
-        early: tuple[int, int, bytes],  # for whom the rank waits, how far the slots of two phases are apart, the text
+        # For whom the rank waits, how far the slots of two phases are apart, the call in words.
+        early: tuple[tuple[int, int], int, bytes],
         keeps: Any,
         num_sent: int,
         num_received: int,

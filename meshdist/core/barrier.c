@@ -6,6 +6,7 @@
 PyTypeObject *barrier_type;
 
 static const uint64_t STEP = 0xFFFFFFFF;
+const Awaited ALL = {-1, -1};
 /* The words of a signal, and which of them says for which call it is; those of a recorded call. As in `shared_region`. */
 enum { SIGNAL_WORDS = 2, FINGERPRINT = 1 };
 enum { CALL_LENGTH = 1, CALL_TEXT = 2, CALL_WORDS = CALL_TEXT + CALL_TEXT_BYTES / sizeof(Word) };
@@ -82,7 +83,7 @@ int barrier_record(Barrier *self, PyObject *text)
     return phase;
 }
 
-int barrier_signal(Barrier *self, uint64_t fingerprint, Py_ssize_t awaited, uint64_t *word)
+int barrier_signal(Barrier *self, uint64_t fingerprint, Awaited awaited, uint64_t *word)
 {
     uint64_t step = ++self->step;
     Word *mine = &self->words[self->mine + place_of(step)];
@@ -190,10 +191,11 @@ static bool look_at_step(Barrier *self, uint64_t step, Posts posts)
 static inline bool have_come(Barrier *self, bool (*look)(Barrier *, uint64_t, Posts))
 {
     uint64_t step = self->step;
-    Py_ssize_t giver = self->awaited;
-    if (giver >= 0 && !look(self, step, (Posts){&giver, &giver + 1}))
+    Awaited awaited = self->awaited;
+    bool needs_all = !returns_early(awaited) || awaited.end - awaited.first == self->num_peers;
+    if (!needs_all && !look(self, step, (Posts){self->posts + awaited.first, self->posts + awaited.end}))
         return false;
-    uint64_t before = giver == ALL || giver == GIVERS ? 0 : AHEAD;
+    uint64_t before = needs_all ? 0 : AHEAD;
     for (uint64_t next; (next = self->compared + 1) + before <= step; self->compared = next) {
         if (!look(self, next, all_posts(self)))
             return false;
@@ -203,7 +205,7 @@ static inline bool have_come(Barrier *self, bool (*look)(Barrier *, uint64_t, Po
 
 bool barrier_poll(Barrier *self)
 {
-    if (self->awaited != ALL || self->compared + 1 != self->step)
+    if (returns_early(self->awaited) || self->compared + 1 != self->step)
         return have_come(self, poll_step);
     if (!poll_step(self, self->step, all_posts(self))) /* most calls need nothing else */
         return false;
@@ -218,13 +220,13 @@ int barrier_await(Barrier *self, uint64_t word, PyObject *wait)
 
 static PyObject *barrier_signal_method(Barrier *self, PyObject *const *args, Py_ssize_t num_args)
 {
+    Awaited awaited = ALL;
     if (num_args < 1 || num_args > 2) {
         PyErr_SetString(PyExc_TypeError, "signal(fingerprint, awaited=ALL)");
         return NULL;
     }
     uint64_t word, fingerprint = PyLong_AsUnsignedLongLong(args[0]);
-    Py_ssize_t awaited = num_args == 2 ? PyLong_AsSsize_t(args[1]) : ALL;
-    if (PyErr_Occurred())
+    if (PyErr_Occurred() || (num_args == 2 && !PyArg_ParseTuple(args[1], "ii", &awaited.first, &awaited.end)))
         return NULL;
     return barrier_signal(self, fingerprint, awaited, &word) < 0 ? NULL : PyLong_FromUnsignedLongLong(word);
 }
@@ -313,7 +315,8 @@ static PyMemberDef members[] = {
     {"fewest_spins", T_INT, offsetof(Barrier, fewest_spins), 0, "How often to poll at least before yielding."},
     {"_word", T_ULONGLONG, offsetof(Barrier, word), 0, NULL},
     {"_compared", T_ULONGLONG, offsetof(Barrier, compared), 0, NULL},
-    {"_awaited", T_PYSSIZET, offsetof(Barrier, awaited), 0, NULL},
+    {"_first", T_INT, offsetof(Barrier, awaited.first), 0, NULL},
+    {"_end", T_INT, offsetof(Barrier, awaited.end), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -108,8 +108,12 @@ static inline void with_gil(PyThreadState *thread)
 enum { NUM_PHASES = 32, AHEAD = NUM_PHASES / 2 - 1 };
 /* The most bytes of a call that is recorded. */
 enum { CALL_TEXT_BYTES = 240 };
-/* For whom a rank waits in a step, or the index of the only rank's signals; as in `flag_barrier`. */
-enum { ALL = -1, GIVERS = -2, NONE = -3 };
+/* The peers for whom a rank waits in a step, those from `first` to `end`; `first` is -1 for all, as all ranks do. As in
+   `flag_barrier`. */
+typedef struct {
+    int first, end;
+} Awaited;
+static inline bool returns_early(Awaited awaited) { return awaited.first >= 0; }
 
 typedef struct {
     PyObject_HEAD
@@ -117,7 +121,7 @@ typedef struct {
     Word *words;
     unsigned long long step, word, compared; /* the last step of which the calls have been compared */
     uint64_t fingerprint;                    /* of the call of this step */
-    Py_ssize_t awaited;
+    Awaited awaited;
     int phase, num_peers, num_bells, spins, fewest_spins;
     Py_ssize_t mine, calls; /* where this rank signals, and records its calls */
     Py_ssize_t *posts;      /* where the peers signal */
@@ -127,10 +131,11 @@ typedef struct {
 } Barrier;
 
 extern PyTypeObject *barrier_type;
+extern const Awaited ALL;
 /* Record the call that this rank makes in the next step, from which it may return early; return the phase. */
 int barrier_record(Barrier *barrier, PyObject *text);
 /* Enter the next step. Returns -1 with an error set, which ringing a sleeping peer may raise. */
-int barrier_signal(Barrier *barrier, uint64_t fingerprint, Py_ssize_t awaited, uint64_t *word);
+int barrier_signal(Barrier *barrier, uint64_t fingerprint, Awaited awaited, uint64_t *word);
 /* Return whether those have signalled whom the current step needs, for the same call; wait for them up to YIELD_NS. */
 bool barrier_poll(Barrier *barrier);
 /* The same, but after YIELD_NS call `wait(word)`. Returns -1 with an error set. */
@@ -181,7 +186,8 @@ typedef struct {
     int num_sent, num_received;
     /* For whom this rank waits. If not for all, the places below are those of the first phase, and lie so many bytes
        further in every next one; and the text of the call is recorded. */
-    Py_ssize_t awaited, phase_bytes;
+    Awaited awaited;
+    Py_ssize_t phase_bytes;
     PyObject *text;
     struct Parts {
         int count;

@@ -10,9 +10,9 @@ PyTypeObject *step_type;
 enum { SHORTEST_PART = 2 << 10, PACKED = 16 << 10 };
 
 /* The lists of parts, one for each phase; or one for all, of which the places are so many bytes further. */
-static int num_lists(const Step *self) { return self->awaited == ALL ? 2 : 1; }
-static int list_of(const Step *self, int phase) { return self->awaited == ALL ? phase : 0; }
-static Py_ssize_t shift_of(const Step *self, int phase) { return self->awaited == ALL ? 0 : phase * self->phase_bytes; }
+static int num_lists(const Step *self) { return returns_early(self->awaited) ? 1 : 2; }
+static int list_of(const Step *self, int phase) { return returns_early(self->awaited) ? 0 : phase; }
+static Py_ssize_t shift_of(const Step *self, int phase) { return returns_early(self->awaited) ? phase * self->phase_bytes : 0; }
 
 /* Copy bytes of an array into a slot. */
 static void put_rows(Pace *pace, char *place, const Rows *rows, Py_ssize_t offset, Py_ssize_t size)
@@ -41,7 +41,7 @@ static void keep_rows(const Kept *kept, const Strided *strided)
 
 int step_begin(Step *self, char *const *sent, char *const *received, const Strided *strided, uint64_t *word, int *phase)
 {
-    *phase = self->awaited == ALL ? self->barrier->phase ^= !self->is_second : barrier_record(self->barrier, self->text);
+    *phase = returns_early(self->awaited) ? barrier_record(self->barrier, self->text) : (self->barrier->phase ^= !self->is_second);
     const struct Parts *puts = &self->puts[list_of(self, *phase)];
     Py_ssize_t shift = shift_of(self, *phase);
     PyThreadState *thread = without_gil(self->yields);
@@ -95,7 +95,7 @@ static char *const *reduced_rows(Step *self, int phase, char *const *sent)
 {
     if (self->own.row >= 0)
         self->rows[phase][self->own.row] = sent[self->own.which] + self->own.offset;
-    if (self->awaited == ALL)
+    if (!returns_early(self->awaited))
         return self->rows[phase];
     for (int row = 0; row < self->num_rows; row++)
         self->rows[1][row] = self->rows[0][row] + shift_of(self, phase);
@@ -231,7 +231,7 @@ static PyObject *step_finish_method(Step *self, PyObject *const *args, Py_ssize_
 {
     char *received[MOST_ARRAYS];
     long phase = num_args == 2 ? PyLong_AsLong(args[1]) : -1;
-    if (phase < 0 || phase >= (self->awaited == ALL ? 2 : NUM_PHASES) || read_arrays(args[0], CARRAY, received) < self->num_received) {
+    if (phase < 0 || phase >= (returns_early(self->awaited) ? NUM_PHASES : 2) || read_arrays(args[0], CARRAY, received) < self->num_received) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_ValueError, "finish(recv, phase): arrays that are not those of the call");
         return NULL;
@@ -317,11 +317,12 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     unsigned long long fingerprint;
     int num_sent, num_received, kind = 0, num_rows = 0;
     const char *op = "";
-    Py_ssize_t awaited, phase_bytes, itemsize = 0, count = 0;
+    Awaited awaited;
+    Py_ssize_t phase_bytes, itemsize = 0, count = 0;
     struct Own own = {-1, 0, 0};
     int is_second = 0, yields = 0, streams = 0;
-    if (!PyArg_ParseTuple(args, "O!KO(nnS)OiiOOO|sCniOn(KK)SK(KK)(iin)ppp", barrier_type, &barrier, &fingerprint, &wait, &awaited,
-                          &phase_bytes, &text, &keeps, &num_sent, &num_received, &puts, &takes, &kept, &op, &kind,
+    if (!PyArg_ParseTuple(args, "O!KO((ii)nS)OiiOOO|sCniOn(KK)SK(KK)(iin)ppp", barrier_type, &barrier, &fingerprint, &wait, &awaited.first,
+                          &awaited.end, &phase_bytes, &text, &keeps, &num_sent, &num_received, &puts, &takes, &kept, &op, &kind,
                           &itemsize, &num_rows, &rows, &count, &even_total, &odd_total, &agreed, &sizes, &even_table,
                           &odd_table, &own.row, &own.which, &own.offset, &is_second, &yields, &streams))
         return NULL;

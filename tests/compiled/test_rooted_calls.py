@@ -1,4 +1,6 @@
-"""Ranks return from rooted calls before the others have come: data stays right, with the core, without, and mixed."""
+"""Ranks return from rooted calls and scans before the others have come: data stays right, with the core, without, and
+mixed.
+"""
 
 import os
 import subprocess
@@ -32,8 +34,8 @@ def mine(count, of):
 def as_expected(x, expected):
     assert x.tolist() == expected.tolist(), (number, kind, root, x.tolist(), expected.tolist())
 
-kinds = ("broadcast", "reduce", "gather", "scatter", "async broadcast", "async reduce")
-others = ("all_reduce", "barrier", "large broadcast", "large all_gather", "message", "second group")
+kinds = ("broadcast", "reduce", "gather", "scatter", "scan", "async broadcast", "async reduce")
+others = ("all_reduce", "exscan", "barrier", "large broadcast", "large all_gather", "message", "second group")
 second = dist.new_group()
 number = 0
 while number < num_calls:
@@ -73,6 +75,11 @@ while number < num_calls:
             x, blocks = np.zeros(count), [mine(count, other) for other in everyone] if rank == root else None
             dist.scatter(x, blocks, root)
             as_expected(x, mine(count, rank))
+        elif kind in ("scan", "exscan"):
+            x, end = mine(count, rank), rank + (kind == "scan")
+            (dist.scan if kind == "scan" else dist.exscan)(x)
+            as_expected(x, sum((mine(count, other) for other in range(end)), np.zeros(count)))
+            x[:] = -1
         elif kind == "all_reduce":
             x = mine(count, rank)
             dist.all_reduce(x)

@@ -9,8 +9,6 @@ import pytest
 
 from meshdist.backends.gloo.shm.flag_barrier import (
     AHEAD,
-    GIVERS,
-    NONE,
     BarrierWait,
     FlagBarrier,
     PeerSet,
@@ -80,15 +78,19 @@ def test_a_rank_that_has_not_come_is_named_with_what_it_did_instead(barriers):
         wait.check()
 
 
+def signal_early(barrier, givers, call):
+    return barrier.signal(call.fingerprint, barrier.early_return(givers, num_bytes=8).awaited)
+
+
 def send_early(barrier, call=ONE):
     """Give in a call from which the rank returns as soon as it need not wait for the others."""
     barrier.record_call(call.text.encode())
-    return BarrierWait(barrier, barrier.signal(call.fingerprint, NONE), call)
+    return BarrierWait(barrier, signal_early(barrier, range(0), call), call)
 
 
 def take_from(giver, barrier, call=ONE):
     barrier.record_call(call.text.encode())
-    return BarrierWait(barrier, barrier.signal(call.fingerprint, barrier.region.line(giver, 0)), call)
+    return BarrierWait(barrier, signal_early(barrier, range(giver, giver + 1), call), call)
 
 
 def test_a_rank_that_gives_is_only_so_many_steps_ahead(barriers):
@@ -144,7 +146,7 @@ def test_a_rank_may_leave_after_it_has_given(barriers):
     assert is_ready(send_early(barriers[1]))
     barriers[1].leave(Departure.of_status(0))
     barriers[0].record_call(b"")
-    wait = BarrierWait(barriers[0], barriers[0].signal(ONE.fingerprint, GIVERS), ONE)
+    wait = BarrierWait(barriers[0], signal_early(barriers[0], range(3), ONE), ONE)
     wait.check()
     assert wait.missing() == "rank 2"
     assert is_ready(send_early(barriers[2]))

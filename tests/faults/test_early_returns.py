@@ -1,4 +1,4 @@
-"""Calls of few bytes from one rank or to one: a rank that has given its data returns before the others have come.
+"""Calls of few bytes in which not all take data of all: a rank returns before those have come from whom it takes none.
 
 What the others do instead, or that they are gone, is told in one of its next calls.
 """
@@ -23,12 +23,13 @@ pytestmark = [
 BACKENDS = pytest.mark.parametrize("backend", ["gloo", "gloo-slots"])
 DETECTED_S = 1.0
 
-# Each gives on the last rank, or takes there.
+# Each gives on the last rank, or takes there; in a scan, all others take from those before them.
 ROOTED = {
     "broadcast": lambda group, x, last: group.broadcast(x, last),
     "reduce": lambda group, x, last: group.reduce(x, last),
     "gather": lambda group, x, last: group.gather(x, blocks_at(group, x, last), last),
     "scatter": lambda group, x, last: group.scatter(x, blocks_at(group, x, last), last),
+    "scan": lambda group, x, last: group.scan(x),
 }
 
 
@@ -77,6 +78,31 @@ def test_what_was_given_is_there_though_the_rank_has_left_the_group(worlds, back
     assert worlds.world(backend, 3).run(gives_and_leaves)[0] == [6.0] * 3
 
 
+def waits_for_one_when_another_has_left():
+    group, rank = dist.new_group(group_desc="left", timeout=1.0), dist.get_rank()
+    group.barrier()
+    if rank == 1:
+        dist.recv(np.ones(1), 2)
+    if rank in (1, 3):
+        return None
+    if rank == 2:
+        dist.recv(np.ones(1), 0)
+    outcome = attempt(lambda: group.scan(np.ones(3)))
+    if rank == 0:
+        dist.destroy_process_group(group)
+    dist.send(np.ones(1), {0: 2, 2: 1}[rank])
+    return outcome
+
+
+@pytest.mark.parametrize("size", [3, 4])
+@BACKENDS
+def test_a_rank_that_has_given_and_left_does_not_end_the_wait_for_another(worlds, backend, size):
+    first, _, third, *_ = worlds.world(backend, size).run(waits_for_one_when_another_has_left)
+    assert first.kind is None, first
+    assert third.kind is dist.DistTimeoutError, third
+    assert "rank 1" in third.message, third
+
+
 FOLLOWING = {
     "all_reduce": lambda group: group.all_reduce(np.ones(3)),
     "async all_reduce": lambda group: group.all_reduce(np.ones(3), async_op=True).wait(),
@@ -89,6 +115,7 @@ FOLLOWING = {
     "broadcasts": lambda group: [group.broadcast(np.ones(5), 0) for _ in range(AHEAD + 1)],
     "async broadcasts": lambda group: [group.broadcast(np.ones(5), 0, async_op=True).wait() for _ in range(AHEAD + 1)],
     "reduces": lambda group: [group.reduce(np.ones(5), 1) for _ in range(AHEAD + 1)],
+    "scans": lambda group: [group.scan(np.ones(5)) for _ in range(AHEAD + 1)],
 }
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from meshdist import core
 from meshdist.arrays.host import Array
 from meshdist.backends.base import Backend, Plain, Plan
-from meshdist.backends.gloo.shm.flag_barrier import ALL, BarrierWait, EarlyReturn, FlagBarrier
+from meshdist.backends.gloo.shm.flag_barrier import ALL, Awaited, BarrierWait, EarlyReturn, FlagBarrier
 from meshdist.backends.gloo.shm.shared_region import CALL_TEXT_BYTES, NUM_PHASES
 from meshdist.backends.gloo.shm.single_copy import address_of
 from meshdist.runtime.call import Buffers, Call, Signature
@@ -64,7 +64,7 @@ class BarrierPlan(Plan):
         wait = partial(await_rest, self.backend, self.error_prefix, self.barrier, self.signature)
         return core.Step(self.barrier, self.fingerprint, wait, self._early_return(), *copies)
 
-    def _early_return(self) -> tuple[int, int, bytes]:
+    def _early_return(self) -> tuple[Awaited, int, bytes]:
         """Return for whom this rank waits; if not for all: how far slots of two phases are apart, the call in words."""
         return ALL, 0, b""
 
@@ -132,7 +132,7 @@ class OneStep(BarrierPlan):
 
     def _begin(self, send: Buffers) -> tuple[int, int]:
         barrier = self.barrier
-        phase = barrier.flip() if self._awaited == ALL else barrier.record_call(self._text)
+        phase = barrier.flip() if self._awaited is ALL else barrier.record_call(self._text)
         self.put(send, phase)
         return barrier.signal(self.fingerprint, self._awaited), phase
 
@@ -144,7 +144,7 @@ class OneStep(BarrierPlan):
     def _encoded(self) -> bytes:
         return self.signature.text.encode()[:CALL_TEXT_BYTES]
 
-    def _early_return(self) -> tuple[int, int, bytes]:
+    def _early_return(self) -> tuple[Awaited, int, bytes]:
         return self._awaited, self._phase_bytes, self._text
 
     def _compile(self) -> Step | None:

@@ -7,8 +7,9 @@ of another call in this step is a mismatch.
 In most steps all ranks wait for all others. A rank that has seen the signals of such a step s knows that all have
 finished step s - 1. So a slot may be written again after any step of that kind later than its last use.
 
-In a call of few bytes from one rank or to one, a rank waits only for the ranks whose data it takes, and may return
-before the others have come: the root of a broadcast, the other ranks of a reduce. But it waits until all have signalled
+In a call of few bytes in which not all ranks take data of all, a rank waits only for the ranks whose data it takes, and
+may return before the others have come: the root of a broadcast, the other ranks of a reduce, in a scan all ranks but
+the last. But it waits until all have signalled
 the step `AHEAD` steps before, and compares the calls of that step. So it compares those of step s before it signals
 step s + AHEAD + 1, which all must have done before any rank signals step s + 2 * (AHEAD + 1). That is `NUM_PHASES`
 steps later than s, and uses the signal and the small slot of s again.
@@ -45,19 +46,26 @@ _STEP = 0xFFFFFFFF
 _LEFT, _FAILED, _MISMATCH = 1, 2, 3
 # How many steps a rank may be ahead of another when it returns from a call.
 AHEAD = NUM_PHASES // 2 - 1
-# For whom a rank waits in a step: for all, as all ranks do; for all, who only give data and do not wait themselves; for
-# none. Else, for the rank that has its signals at this index. As in the core.
-ALL, GIVERS, NONE = -1, -2, -3
 # How often to poll before yielding: some microseconds, the delay of a peer in the same call. Fewer after a poll in
 # vain; once, where more ranks than cores are known of: polling keeps peers from running. Then, how often to yield
 # before sleeping.
 SPINS, _FEWEST_SPINS, _TURNS = 60, 4, 60
 
 
+class Awaited(NamedTuple):
+    """The other ranks for whom a rank waits in a step, by their place among the others."""
+
+    first: int
+    end: int
+
+
+ALL = Awaited(-1, -1)  # all, as all ranks do
+
+
 class EarlyReturn(NamedTuple):
     """A call from which ranks return before the others have come."""
 
-    awaited: int  # for whom this rank waits
+    awaited: Awaited
     slots: Slots  # with a phase for each of those of the steps
 
 
@@ -96,7 +104,8 @@ class FlagBarrier:
 
     def __init__(self, region: SharedRegion, rank: int, num_ranks: int, members: PeerSet) -> None:
         self.step = self.phase = 0
-        self._word, self._awaited = 0, ALL
+        self._word = 0
+        self._first, self._end = ALL
         self._compared = 0  # the last step of which this rank has compared the calls of all ranks
         self._spins, self.fewest_spins = SPINS, _FEWEST_SPINS
         self.region = region
@@ -112,21 +121,22 @@ class FlagBarrier:
         self._recorded_texts: list[bytes | None] = [None] * NUM_PHASES
         self._returns_early = False  # whether there is memory for that
 
-    def early_return(self, giver: int | None, taker: int | None, num_bytes: int) -> EarlyReturn | None:
-        """Return how ranks return early from a call in which only `giver` gives or only `taker` takes, if they do.
+    def early_return(self, givers: range | None, num_bytes: int) -> EarlyReturn | None:
+        """Return how ranks return early from a call, if they do.
 
-        Each rank puts up to `num_bytes` into its slot.
+        Args:
+            givers: The ranks from which this rank takes, itself aside. None if all ranks take from all.
+            num_bytes: The most that a rank puts into its slot.
         """
         slots = self.region.small_slots
         # In a part of a larger group, all ranks of that compare each call before the next one.
-        if (giver is None and taker is None) or num_bytes > slots.slot_bytes or self.explain is not None:
+        if givers is None or num_bytes > slots.slot_bytes or self.explain is not None:
             return None
         if not self._returns_early:
             self.region.reserve_early_returns(self.rank)
             self._returns_early = True
-        if self.rank == giver or taker not in (None, self.rank):
-            return EarlyReturn(NONE, slots)
-        return EarlyReturn(GIVERS if giver is None else self.region.line(giver, 0), slots)
+        places = [place for place, peer in enumerate(self.peers) if peer in givers]
+        return EarlyReturn(Awaited(places[0], places[-1] + 1) if places else Awaited(0, 0), slots)
 
     def record_call(self, text: bytes) -> int:
         """Record which call this rank makes in the next step, from which it may return early; return the phase."""
@@ -138,11 +148,11 @@ class FlagBarrier:
         self._words[self._calls + phase * CALL_WORDS] = step
         return phase
 
-    def signal(self, fingerprint: int, awaited: int = ALL) -> int:
+    def signal(self, fingerprint: int, awaited: Awaited = ALL) -> int:
         """Enter the next step; return the word that all ranks have to signal."""
         self.step = step = self.step + 1
         self._word = word = fingerprint & ~_STEP | step & _STEP
-        self._awaited = awaited
+        self._first, self._end = awaited
         words, mine = self._words, self._mine + SIGNAL_PLACES[step % NUM_PHASES]
         words[mine + FINGERPRINT] = fingerprint
         words[mine] = word
@@ -156,7 +166,7 @@ class FlagBarrier:
         """Wait for those whom the current step, in which this rank has signalled `word`, needs."""
         words, everyone = self._words, self._signals
         spins = most = self._spins
-        is_next = self._awaited == ALL and self._compared + 1 == self.step  # most calls need nothing else
+        is_next = self._first < 0 and self._compared + 1 == self.step  # most calls need nothing else
         for step, signals in ((self.step, everyone),) if is_next else self._due():
             place = SIGNAL_PLACES[step % NUM_PHASES]
             expected = word if step == self.step else words[self._mine + place]
@@ -180,12 +190,13 @@ class FlagBarrier:
 
     def _due(self) -> Iterable[tuple[int, Sequence[int]]]:
         """Return what the current step needs: steps, and the signals to wait for and compare in each."""
-        step, awaited, everyone, following = self.step, self._awaited, self._signals, self._compared + 1
-        last = step if awaited in (ALL, GIVERS) else step - AHEAD
+        step, everyone, following = self.step, self._signals, self._compared + 1
+        awaited = everyone if self._first < 0 else everyone[self._first : self._end]
+        last = step if len(awaited) == len(everyone) else step - AHEAD
         compared = (
             ((last, everyone),) if last == following else [(each, everyone) for each in range(following, last + 1)]
         )
-        return compared if awaited < 0 else ((step, (awaited,)), *compared)
+        return compared if last == step or not awaited else ((step, awaited), *compared)
 
     def flip(self) -> int:
         """Change to the other slot, for a call or a chunk; return its number."""
@@ -289,12 +300,15 @@ class FlagBarrier:
 
     def _has_returned(self, peer: int) -> bool:
         """Return whether a rank may have returned from the current call before this one."""
-        if self._awaited == ALL:
+        first, end = self._first, self._end
+        if first < 0:
             return False
-        signals = [self.region.line(peer, 0)]
-        if self._awaited >= 0:  # it takes from the same rank, or is that
-            signals.append(self._awaited)
-        return self._have_signalled(self.step, signals)
+        place = self.peers.index(peer)
+        if end - first == len(self.peers):  # this one takes from all, who take from none, or from those before them
+            end = first
+        elif first <= place < end:  # as it takes from none, or from those before it
+            end = place
+        return self._have_signalled(self.step, (*self._signals[first:end], self._signals[place]))
 
     def check_states(self, signature: Signature) -> None:
         words = self._words
@@ -436,7 +450,7 @@ class BarrierWait(Waitable):
 class FencedFlagBarrier(FlagBarrier):
     """For processors that may reorder stores and loads: all but x86-64."""
 
-    def signal(self, fingerprint: int, awaited: int = ALL) -> int:
+    def signal(self, fingerprint: int, awaited: Awaited = ALL) -> int:
         # Before the signal, as all that this rank has written before.
         self._words[self._mine + _place(self.step + 1) + FINGERPRINT] = fingerprint
         fence()

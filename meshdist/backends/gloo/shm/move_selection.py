@@ -27,7 +27,7 @@ from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.tuned_plan import ONE_STEP, Moment, TunedPlan, Ways, chunks_of, fastest
 from meshdist.backends.gloo.shm.tuning import LEAST_IN_CHUNKS, TUNED_BYTES
 from meshdist.backends.gloo.shm.zero_copy import SharedMove
-from meshdist.collectives.dataflow import TransferSpec
+from meshdist.collectives.dataflow import TransferSpec, givers_to
 from meshdist.runtime.call import Buffers, Call, Signature, each
 from meshdist.runtime.call_mismatch import compare_splits
 
@@ -75,7 +75,7 @@ def plan_movement(shm: ShmGroup, call: Call, spec: TransferSpec) -> Plan:
         return AgreedMove(shm, call, spec)
     num_bytes, ways = moved_bytes(shm, spec, spec.longest), ways_to_move(shm, spec, spec.longest)
     if spec.given_bytes is not None:
-        early = shm.barrier.early_return(spec.giver, spec.taker, max(spec.given_bytes))
+        early = shm.barrier.early_return(givers_to(call, spec.giver, spec.taker), max(spec.given_bytes))
         if early is not None:
             return SlotMove(shm, call, spec, early)
     if spec.given_bytes is not None and max(spec.given_bytes) <= shm.region.slots.slot_bytes:

@@ -27,7 +27,7 @@ from meshdist.backends.gloo.shm.tuned_plan import ONE_STEP, Ways, fastest
 from meshdist.backends.gloo.shm.tuning import LEAST_IN_CHUNKS
 from meshdist.backends.gloo.shm.zero_copy import SharedReduce
 from meshdist.collectives.algorithms.blocks import flat, reduce_in_rank_order
-from meshdist.collectives.dataflow import ALL_REDUCE, ReductionSpec, ScanSpec, array_of
+from meshdist.collectives.dataflow import ALL_REDUCE, ReductionSpec, ScanSpec, array_of, givers_to
 from meshdist.collectives.definition import definition_of
 from meshdist.runtime.call import Buffers, Call, Signature, each
 
@@ -51,7 +51,7 @@ _STACKED_RANKS, _STACKED_BYTES = 4, 1024
 
 
 def plan_reduction(shm: ShmGroup, call: Call, spec: ReductionSpec) -> Plan:
-    early = shm.barrier.early_return(None, spec.taker, spec.put_bytes)
+    early = shm.barrier.early_return(givers_to(call, None, spec.taker), spec.put_bytes)
     if early is not None:
         return SlotReduce(shm, call, spec, early)
     one_step: Ways[ReductionSpec] = {ONE_STEP: SlotReduce} if spec.put_bytes <= shm.region.slots.slot_bytes else {}
@@ -78,8 +78,10 @@ def plan_reduction(shm: ShmGroup, call: Call, spec: ReductionSpec) -> Plan:
 
 def plan_scan(shm: ShmGroup, call: Call, spec: ScanSpec) -> Plan | None:
     """Return the plan of a scan through the slots; None for one that goes along the chain of the ranks."""
-    if spec.put_bytes <= min(REDUCE_ALONE_BYTES // call.size, shm.region.slots.slot_bytes):
-        return SlotReduce(shm, call, spec)
+    # The identity, which the first rank gets if its input is excluded, is in no slot.
+    early = None if spec.excludes else shm.barrier.early_return(range(call.rank), spec.put_bytes)
+    if early is not None or spec.put_bytes <= min(REDUCE_ALONE_BYTES // call.size, shm.region.slots.slot_bytes):
+        return SlotReduce(shm, call, spec, early)
     is_quick = is_added_quickly(array_of(call.recv).dtype)
     most_ranks = _SCANNING_RANKS if is_quick else RANKS_ALONE
     return ScanInChunks(shm, call, excludes=spec.excludes) if call.size <= most_ranks else None
