@@ -239,6 +239,22 @@ EXHAUSTIVE = re.compile(
     r"|test_reductions.*::test_(reduce_scatter|all_reduce|reduce)\[gloo-slots-3"
     r"|test_launch_examples.*::test_a_wrong_secret_on_one_node_is_an_error.*\[missing on the first"
     r"|test_scans.*\[gloo-2|conformance/.*\[gloo-1\b"
+    r"|test_64_ranks_that_are_stuck|test_the_core_is_compiled_by_every_python|test_500_groups_that_are_all_kept\[gloo\]"
+    r"|test_what_ranks_measure_that_share_cores_with_others|test_float32_stays_near_the_run_of_one_rank"
+    r"|test_awaited_i(sends|recvs).*::test_as_long_as"
+    r"|faults/test_(awaited_isends|cycles_beside_others|receives_from_anyone|wait_any_cycles|send_circles).*\bgloo-hosts\]"
+    r"|test_wait_any_cycles.*::test_as_long_as.*\[threads"
+    r"|faults/test_(ctrl_c_in_every_wait|exit_reports.*-unmet)"
+    r"|faults/test_(rank_numbers|disagreements|interrupts_and_timeouts|call_positions).*\bgloo-tcp-"
+    r"|test_messages_that_do_not_fit.*\[gloo-tcp"
+    r"|test_circle_proof.*\[2-|test_many_ranks.*\[gloo-slots|test_no_slot_is_written_before_it_is_read\[even-2"
+    r"|test_on_windows_it_says.*\[(meshrun|spawn)|test_peers_wait_for_a_rank_that_computes.*\[send\]"
+    r"|test_whatever_the_ranks_pass\[2-|test_notebooks.*\[(transformer|numpy_on_four_ranks)"
+    r"|test_torchrun_starts_the_same_program\[standalone1|test_reductions.*\[mpi-openmpi-3-numpy"
+    r"|test_memory_of_calls.*\[1-mpi|test_dry_calls.*\[reduce_scatter\w*-3\]"
+    r"|test_messages.*\[gloo-hosts-4-numpy|test_array_kinds.*\[threads-3-tensor"
+    r"|test_random_programs_are_those_of_numpy\[3\]|test_nccl_collectives.*::test_every_collective\[(bool|int16)-[12]\]"
+    r"|test_training_gives_the_losses_of_gloo|test_measuring_collectives.*::test_shared_arrays"
 )
 # Files whose few tests take long. They begin first, so that no process has one to run when the others are done.
 FIRST = (
