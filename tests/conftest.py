@@ -149,6 +149,9 @@ SLOW_TESTS = re.compile(
     r"|test_ctrl_c_in_every_wait.*-first call-|test_(moves|exchanges_of_changing_sizes).*-3-core and"
     r"|test_exit_reports.*::test_a_(child_of_multiprocessing|rank_that_ends_before_its_first_message)"
     r"|shared_arrays/.*\[gloo-slots|test_processes_lose_no_count"
+    r"|faults/test_awaited_i(sends|recvs).py::test_every_rank_raises.*\[(in_a_ring|of_a_known_kind)-"
+    r"|test_receives_from_anyone.*\[after_other_messages-|test_interrupts_and_timeouts.*-first call\]"
+    r"|test_messages_that_do_not_fit.*\[gloo-.*-False\]|test_single_copies.*core and Python\]"
 )
 # Patterns of the names of slow tests that repeat others, in more worlds, with more libraries or more versions.
 EXHAUSTIVE = re.compile(
@@ -255,6 +258,10 @@ EXHAUSTIVE = re.compile(
     r"|test_messages.*\[gloo-hosts-4-numpy|test_array_kinds.*\[threads-3-tensor"
     r"|test_random_programs_are_those_of_numpy\[3\]|test_nccl_collectives.*::test_every_collective\[(bool|int16)-[12]\]"
     r"|test_training_gives_the_losses_of_gloo|test_measuring_collectives.*::test_shared_arrays"
+    r"|test_300_silent_slow_and_half_open|test_lines_of_ranks_that_log_at_once|test_plan_at_8192_ranks"
+    r"|test_a_worker_that_does_not_hear_an_interrupt|test_a_rank_that_is_ended_is_no_failure_whatever_its_clock"
+    r"|test_a_launcher_starts_the_script|test_dtypes_and_ops\[(complex64|bool)"
+    r"|faults/test_awaited_i(sends|recvs).*\[of_a_known_kind-|test_messages_that_do_not_fit.*\[gloo-.*-False\]"
 )
 # Files whose few tests take long. They begin first, so that no process has one to run when the others are done.
 FIRST = (

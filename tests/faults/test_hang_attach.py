@@ -82,11 +82,10 @@ def test_attach_asks_a_running_job(new_workers):
     assert re.search(
         r"rank 1 is not in a meshdist call; it has been at test_hang_attach.py:\d+ in wait_and_answer", text
     )
-    # A rank that dies meanwhile is told of as dead.
+    # A rank that dies meanwhile is told of as dead. The others give up then, and may have left when they are asked.
     workers.signal(1, signal.SIGKILL)
     assert workers.ended(1)
     again = attach(workers.address)
-    assert again.gone.keys() == {1}
     assert re.fullmatch(KILLED, again.gone[1])
 
 
