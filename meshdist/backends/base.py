@@ -110,7 +110,7 @@ class Plan(ABC):
         with plain() as (sent, received):
             self.run(sent, received)
 
-    def rest(self, recv: Buffers, word: int, phase: int) -> Iterator[Waitable]:
+    def rest(self, send: Buffers, recv: Buffers, word: int, phase: int) -> Iterator[Waitable]:
         """Go on with a call that the core has begun: it has signalled `word`, and uses the slots of `phase`."""
         raise NotImplementedError  # the core begins calls of one step only
 

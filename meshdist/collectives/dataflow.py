@@ -85,6 +85,7 @@ class ReductionSpec(NamedTuple):
         sources: The inputs of all ranks for this rank's segment, stacked by rank; None if it wants no result.
         begin: The offset in bytes of this rank's own segment in its input.
         taker: The only rank that wants the result; None if all do.
+        gives: Another rank needs the input of this one.
     """
 
     give: Callable[[Buffers], list[Array]]
@@ -98,6 +99,12 @@ class ReductionSpec(NamedTuple):
     sources: Callable[[Slots, int], Array | None]
     begin: int = 0
     taker: int | None = None
+    gives: bool = True
+
+    @property
+    def overwrites_own(self) -> bool:
+        """Whether the result takes the place of this rank's own source."""
+        return not self.keeps
 
     @property
     def reduces_for_all(self) -> bool:
@@ -113,12 +120,19 @@ class ScanSpec(NamedTuple):
         sources: What this rank's result is the reduction of, stacked by rank: the inputs, or the identity alone if no
             rank is before this one. None if the result is this rank's input.
         excludes: The reduction excludes the input of this rank.
+        gives: Another rank needs the input of this one.
     """
 
     put_bytes: int
     puts: Places
     sources: Callable[[Slots, int], Array | None]
     excludes: bool
+    gives: bool
+
+    @property
+    def overwrites_own(self) -> bool:
+        """Whether the result takes the place of this rank's own source."""
+        return not self.excludes
 
 
 class Dataflow(NamedTuple):
@@ -339,6 +353,7 @@ def _whole(call: Call, *, wanted: bool) -> ReductionSpec:
         puts=lambda slots, use: slots.slot(use, rank, dtype, shape),
         sources=lambda slots, use: slots.stacked(use, dtype, shape) if wanted else None,
         taker=call.root,
+        gives=call.root != rank,
     )
 
 
@@ -366,6 +381,7 @@ def _up_to(call: Call, *, excludes: bool) -> ScanSpec:
         puts=lambda slots, use: slots.slot(use, rank, dtype, shape),
         sources=sources,
         excludes=excludes,
+        gives=rank + 1 < call.size,
     )
 
 

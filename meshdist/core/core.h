@@ -142,16 +142,20 @@ bool barrier_poll(Barrier *barrier);
 int barrier_await(Barrier *barrier, uint64_t word, PyObject *wait);
 
 /* ---- kernels.c: reductions, in rank order */
-/* out[i] = rows[0][i] op rows[1][i] op ...; at least two rows, of which only the first two may be `out`. */
+/* out[i] = rows[0][i] op rows[1][i] op ..., of two to so many rows; `out` may be one of them. */
+enum { ROWS_AT_ONCE = 4 };
 typedef void Kernel(char *out, char *const *rows, int num_rows, Py_ssize_t count);
 typedef struct {
     Kernel *combine;
-    Py_ssize_t elements; /* of the kernel's type, in one of the dtype's */
+    Py_ssize_t element_bytes; /* of the kernel's type, of which one of the dtype's may have several */
     bool averages;
 } Reduction;
 /* The reduction of a dtype by its kind and size; false if it has to be NumPy's. */
 bool find_reduction(const char *op, char kind, Py_ssize_t itemsize, Reduction *found);
-void divide(char *out, Py_ssize_t itemsize, Py_ssize_t count, int divisor);
+/* Reduce rows of so many bytes, at least two; one of them may be `out`. */
+void reduce_rows(const Reduction *reduction, char *out, char *const *rows, int num_rows, Py_ssize_t num_bytes);
+/* Divide the sum of so many rows, if the reduction is their mean. */
+void take_mean(const Reduction *reduction, char *total, Py_ssize_t num_bytes, int num_rows);
 
 /* ---- step.c: calls of few bytes, carried out in one step; see `OneStep` */
 /* As many arrays as a call may have on each side; with more, NumPy's part does not show. */
@@ -203,12 +207,12 @@ typedef struct {
     int num_rows;
     char **rows[2]; /* if ranks return early, those of the first phase, and of the current one */
     char **part_rows; /* of one part, if the parts of a list are reduced one by one */
-    int own_row[2];   /* which of two rows is this rank's, and in the array as well as in the slot; -1 for none */
+    int own_row[2];   /* which row is this rank's, and in the array as well as in the slot; -1 for none */
     struct Own { /* the row that is not in a slot, but in an array that is sent; -1 for none */
         int row, which;
         Py_ssize_t offset;
     } own;
-    Py_ssize_t count, itemsize;
+    Py_ssize_t total_bytes;
     char *totals[2]; /* where the result is put together, from which it is taken; the array received if NULL */
     bool is_second;  /* of two steps with the same phase */
     bool yields;     /* other threads may run while it copies and reduces */

@@ -9,7 +9,7 @@
 #define FOR_VECTORS
 #endif
 
-/* No element depends on another one, also if the result takes the place of one of the first two rows. */
+/* No element depends on another one, also if the result takes the place of one of the rows. */
 #if defined(__clang__)
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #elif defined(__GNUC__)
@@ -18,25 +18,27 @@
 #define INDEPENDENT
 #endif
 
-/* All of the first two rows, then row by row: the order of `reduce_in_rank_order`. */
-#define KERNEL(name, type, combine)                                                                              \
-    FOR_VECTORS static void name(char *result, char *const *rows, int num_rows, Py_ssize_t count)                \
-    {                                                                                                            \
-        type *out = (type *)(void *)result;                                                                      \
-        const type *first = (const type *)(const void *)rows[0], *second = (const type *)(const void *)rows[1];  \
-        INDEPENDENT                                                                                              \
-        for (Py_ssize_t i = 0; i < count; i++) {                                                                 \
-            type a = first[i], b = second[i];                                                                    \
-            out[i] = (type)(combine);                                                                            \
-        }                                                                                                        \
-        for (int row = 2; row < num_rows; row++) {                                                               \
-            const type *next = (const type *)(const void *)rows[row];                                            \
-            INDEPENDENT                                                                                          \
-            for (Py_ssize_t i = 0; i < count; i++) {                                                             \
-                type a = out[i], b = next[i];                                                                    \
-                out[i] = (type)(combine);                                                                        \
-            }                                                                                                    \
-        }                                                                                                        \
+#define EACH(count, ...)                          \
+    INDEPENDENT                                   \
+    for (Py_ssize_t i = 0; i < (count); i++) {    \
+        __VA_ARGS__                               \
+    }
+
+/* Two to four rows at once, in rank order. */
+#define KERNEL(name, type, combine)                                                                                   \
+    static inline type name##_of(type a, type b) { return (type)(combine); }                                          \
+    FOR_VECTORS static void name(char *result, char *const *rows, int num_rows, Py_ssize_t count)                     \
+    {                                                                                                                 \
+        type *out = (type *)(void *)result;                                                                           \
+        const type *r0 = (const type *)(const void *)rows[0], *r1 = (const type *)(const void *)rows[1];              \
+        const type *r2 = (const type *)(const void *)rows[num_rows > 2 ? 2 : 1];                                      \
+        const type *r3 = (const type *)(const void *)rows[num_rows - 1];                                              \
+        if (num_rows == 2)                                                                                            \
+            EACH(count, out[i] = name##_of(r0[i], r1[i]);)                                                            \
+        else if (num_rows == 3)                                                                                       \
+            EACH(count, out[i] = name##_of(name##_of(r0[i], r1[i]), r2[i]);)                                          \
+        else                                                                                                          \
+            EACH(count, out[i] = name##_of(name##_of(name##_of(r0[i], r1[i]), r2[i]), r3[i]);)                        \
     }
 
 /* Unsigned arithmetic wraps, as NumPy's does; products of short integers would be computed as signed ones. */
@@ -87,15 +89,15 @@ static const Entry ENTRIES[] = {
 
 bool find_reduction(const char *op, char kind, Py_ssize_t itemsize, Reduction *found)
 {
-    found->elements = 1;
+    found->element_bytes = itemsize;
     found->averages = strcmp(op, "avg") == 0;
     if (op[0] == 'b') { /* of bits: any integer is a row of bytes */
         found->combine = strcmp(op, "band") == 0 ? and_bytes : strcmp(op, "bor") == 0 ? or_bytes : xor_bytes;
-        found->elements = itemsize;
+        found->element_bytes = 1;
         return strchr("iub", kind) != NULL;
     }
     if (kind == 'c') { /* sums of complex numbers are those of their parts */
-        kind = 'f', itemsize /= 2, found->elements = 2;
+        kind = 'f', found->element_bytes = itemsize /= 2;
         if (strcmp(op, "sum") != 0 && !found->averages)
             return false;
     }
@@ -108,7 +110,7 @@ bool find_reduction(const char *op, char kind, Py_ssize_t itemsize, Reduction *f
     return false;
 }
 
-FOR_VECTORS void divide(char *out, Py_ssize_t itemsize, Py_ssize_t count, int divisor)
+FOR_VECTORS static void divide(char *out, Py_ssize_t itemsize, Py_ssize_t count, int divisor)
 {
     if (itemsize == 4) {
         float *numbers = (float *)(void *)out;
@@ -118,5 +120,35 @@ FOR_VECTORS void divide(char *out, Py_ssize_t itemsize, Py_ssize_t count, int di
         double *numbers = (double *)(void *)out;
         for (Py_ssize_t i = 0; i < count; i++)
             numbers[i] /= (double)divisor;
+    }
+}
+
+void take_mean(const Reduction *reduction, char *total, Py_ssize_t num_bytes, int num_rows)
+{
+    if (reduction->averages)
+        divide(total, reduction->element_bytes, num_bytes / reduction->element_bytes, num_rows);
+}
+
+void reduce_rows(const Reduction *reduction, char *out, char *const *rows, int num_rows, Py_ssize_t num_bytes)
+{
+    /* More rows are added a few at a time, to a block that is in the innermost cache. */
+    enum { BLOCK = 8 << 10 };
+    char overwritten[BLOCK]; /* what was in the place of the result, of a row that is still to come */
+    char *some[ROWS_AT_ONCE];
+    Py_ssize_t length, longest = num_rows > ROWS_AT_ONCE || reduction->averages ? BLOCK : num_bytes;
+    for (Py_ssize_t begin = 0; begin < num_bytes; begin += length) {
+        length = least(longest, num_bytes - begin);
+        for (int row = ROWS_AT_ONCE; row < num_rows; row++) {
+            if (rows[row] == out)
+                memcpy(overwritten, out + begin, length);
+        }
+        for (int row = 0, count = 0; row < num_rows; row++) {
+            some[count++] = row >= ROWS_AT_ONCE && rows[row] == out ? overwritten : rows[row] + begin;
+            if (count == ROWS_AT_ONCE || row == num_rows - 1) {
+                reduction->combine(out + begin, some, count, length / reduction->element_bytes);
+                some[0] = out + begin, count = 1;
+            }
+        }
+        take_mean(reduction, out + begin, length, num_rows);
     }
 }

@@ -42,7 +42,7 @@ typedef struct {
     int64_t *tables[2];
     Reduction reduction; /* none if `combine` is NULL */
     bool keeps_segment;  /* else each rank takes the finished segments of the others */
-    Py_ssize_t element_bytes, piece_bytes;
+    Py_ssize_t piece_bytes;
     char *scratch[2]; /* for a piece each: partial results, and what is read for them */
 } SingleCopy;
 
@@ -231,12 +231,11 @@ static int reduce_pieces(const SingleCopy *self, char *const *sent, char *const 
             rows[peer > 0] = piece;
             if (peer > 0) {
                 char *out = peer == self->num_ranks - 1 ? total + done : self->scratch[0];
-                self->reduction.combine(out, rows, 2, length / self->element_bytes);
+                self->reduction.combine(out, rows, 2, length / self->reduction.element_bytes);
                 rows[0] = out;
             }
         }
-        if (self->reduction.averages)
-            divide(total + done, self->element_bytes, length / self->element_bytes, self->num_ranks);
+        take_mean(&self->reduction, total + done, length, self->num_ranks);
         int unwritten = self->written ? pass_on(self, total + done, done, length) : -1;
         if (unwritten >= 0) {
             *verb = "write";
@@ -391,7 +390,7 @@ static PyObject *single_copy_new(PyTypeObject *type, PyObject *args, PyObject *k
     self->keeps = Py_NewRef(keeps), self->agreed = Py_NewRef(agreed);
     self->written = written, self->streams = streams;
     self->reduction = reduction, self->keeps_segment = keeps_segment;
-    self->element_bytes = itemsize / reduction.elements, self->piece_bytes = piece_bytes;
+    self->piece_bytes = piece_bytes;
     self->scratch[0] = (char *)(uintptr_t)first, self->scratch[1] = (char *)(uintptr_t)second;
     self->rank = rank, self->num_ranks = num_ranks, self->num_sent = num_sent, self->num_received = num_received;
     self->tables[0] = (int64_t *)(uintptr_t)even_table, self->tables[1] = (int64_t *)(uintptr_t)odd_table;

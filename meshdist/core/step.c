@@ -65,10 +65,10 @@ int step_begin(Step *self, char *const *sent, char *const *received, const Strid
     return status;
 }
 
-/* Which of two rows this rank has put into its slot; it need not be read from there. */
+/* Which row this rank has put into its slot; it need not be read from there. */
 static int find_own_row(const Step *self, int phase)
 {
-    for (int row = 0; self->num_rows == 2 && self->puts[phase].count && row < 2; row++) {
+    for (int row = 0; self->puts[phase].count && row < self->num_rows; row++) {
         if (self->rows[phase][row] == self->puts[phase].parts[0].place)
             return row;
     }
@@ -78,16 +78,13 @@ static int find_own_row(const Step *self, int phase)
 /* Reduce the parts of a list straight into its arrays, which are those that were sent. */
 static void reduce_parts(Step *self, int phase, char *const *received)
 {
-    Py_ssize_t element_bytes = self->itemsize / (self->reduction.averages ? 1 : self->reduction.elements);
     const struct Part *part = self->takes[phase].parts, *end = part + self->takes[phase].count;
     for (; part < end; part++) {
         char *out = received[part->which] + part->offset;
         for (int row = 0; row < self->num_rows; row++)
             self->part_rows[row] = row == self->own_row[phase] ? out
                                                                : self->rows[phase][row] + (part->place - self->totals[0]);
-        self->reduction.combine(out, self->part_rows, self->num_rows, part->num_bytes / element_bytes);
-        if (self->reduction.averages)
-            divide(out, self->itemsize, part->num_bytes / element_bytes, self->num_rows);
+        reduce_rows(&self->reduction, out, self->part_rows, self->num_rows, part->num_bytes);
     }
 }
 
@@ -110,9 +107,7 @@ static void reduce_and_take(Step *self, int phase, char *const *sent, char *cons
     }
     if (self->reduction.combine != NULL) {
         char *total = self->totals[0] != NULL ? self->totals[list_of(self, phase)] : received[0];
-        self->reduction.combine(total, reduced_rows(self, phase, sent), self->num_rows, self->count);
-        if (self->reduction.averages)
-            divide(total, self->itemsize, self->count, self->num_rows);
+        reduce_rows(&self->reduction, total, reduced_rows(self, phase, sent), self->num_rows, self->total_bytes);
     }
     const struct Parts *takes = &self->takes[list_of(self, phase)];
     Py_ssize_t shift = shift_of(self, phase);
@@ -229,14 +224,16 @@ static PyObject *step_call(PyObject *object, PyObject *const *args, size_t nargs
 
 static PyObject *step_finish_method(Step *self, PyObject *const *args, Py_ssize_t num_args)
 {
-    char *received[MOST_ARRAYS];
-    long phase = num_args == 2 ? PyLong_AsLong(args[1]) : -1;
-    if (phase < 0 || phase >= (returns_early(self->awaited) ? NUM_PHASES : 2) || read_arrays(args[0], CARRAY, received) < self->num_received) {
+    char *sent[MOST_ARRAYS], *received[MOST_ARRAYS];
+    long phase = num_args == 3 ? PyLong_AsLong(args[2]) : -1;
+    if (phase < 0 || phase >= (returns_early(self->awaited) ? NUM_PHASES : 2)
+        || read_arrays(args[0], C_CONTIGUOUS, sent) < self->num_sent
+        || read_arrays(args[1], CARRAY, received) < self->num_received) {
         if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "finish(recv, phase): arrays that are not those of the call");
+            PyErr_SetString(PyExc_ValueError, "finish(send, recv, phase): arrays that are not those of the call");
         return NULL;
     }
-    step_finish(self, (int)phase, NULL, received, NULL);
+    step_finish(self, (int)phase, sent, received, NULL);
     Py_RETURN_NONE;
 }
 
@@ -350,8 +347,7 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     self->own = own;
     self->totals[0] = (char *)(uintptr_t)even_total, self->totals[1] = (char *)(uintptr_t)odd_total;
     self->is_second = is_second, self->yields = yields, self->streams = streams;
-    self->count = count * reduction.elements;
-    self->itemsize = itemsize / (reduction.averages ? reduction.elements : 1);
+    self->total_bytes = count * itemsize;
     if (agreed != NULL && PyBytes_GET_SIZE(agreed)) {
         self->agreed = Py_NewRef(agreed);
         self->sizes = (char *)(uintptr_t)sizes;
@@ -409,7 +405,7 @@ static void step_dealloc(Step *self)
 
 static PyMethodDef methods[] = {
     {"finish", (PyCFunction)(void (*)(void))step_finish_method, METH_FASTCALL,
-     "finish(recv, phase): take what is received, of a call that the core has begun."},
+     "finish(send, recv, phase): take what is received, of a call that the core has begun."},
     {NULL, NULL, 0, NULL},
 };
 

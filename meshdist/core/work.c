@@ -233,7 +233,7 @@ static int advance(Handle *self, PyObject *deque)
         Py_XDECREF(trace);
         status = 0;
     } else if (barrier_poll(step->barrier)) {
-        step_finish(step, self->phase, NULL, &received, NULL);
+        step_finish(step, self->phase, &sent, &received, NULL);
         status = drop_first(deque) < 0 ? -1 : 1;
         mark_done(self);
     }

@@ -428,7 +428,7 @@ class ProcessGroup(CollectiveMethods, Membership, metaclass=NamesExplained):
         """Return the Job of a call that the core has begun."""
         plan, sent, received = work.call()
         if work.has_begun:
-            steps = partial(plan.rest, received, work.word, work.phase)
+            steps = partial(plan.rest, sent, received, work.word, work.phase)
         else:
             steps = partial(self._plan_steps, plan, sent, received)
         return Job(steps, work, self.timeout_s, plan.error_prefix, self.fail, work.record, error=work._error)

@@ -136,10 +136,10 @@ class OneStep(BarrierPlan):
         self.put(send, phase)
         return barrier.signal(self.fingerprint, self._awaited), phase
 
-    def rest(self, recv: Buffers, word: int, phase: int) -> Iterator[BarrierWait]:
+    def rest(self, send: Buffers, recv: Buffers, word: int, phase: int) -> Iterator[BarrierWait]:
         yield BarrierWait(self.barrier, word, self.signature)
         assert self._step is not None, "the core has begun the call"
-        self._step.finish(recv, phase)
+        self._step.finish(send, recv, phase)
 
     def _encoded(self) -> bytes:
         return self.signature.text.encode()[:CALL_TEXT_BYTES]
@@ -283,6 +283,9 @@ class SlotCopy(NamedTuple):
     address: int
 
 
+NO_ROW = -1, 0, 0
+
+
 class StepCopies(NamedTuple):
     """What a call of one step copies, for the core."""
 
@@ -309,7 +312,7 @@ class StepCopies(NamedTuple):
     agreed: bytes = b""
     sizes: int = 0
     tables: tuple[int, int] = (0, 0)
-    own: tuple[int, int, int] = (-1, 0, 0)  # the row that is not in a slot: its number, the array sent, and the offset
+    own: tuple[int, int, int] = NO_ROW  # the row that is not in a slot: its number, the array sent, and the offset
     is_second: bool = False  # of two steps that have the same phase
     yields: bool = False  # other threads may run meanwhile
     streams: bool = False  # what is taken and kept is not left in the caches

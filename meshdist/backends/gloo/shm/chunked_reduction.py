@@ -14,25 +14,27 @@ import numpy as np
 
 from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import identity, quiet_runner
-from meshdist.backends.gloo.shm.barrier_plans import InChunks, Run, SlotCopy, StepCopies, chunks_of_blocks
+from meshdist.backends.gloo.shm.barrier_plans import NO_ROW, InChunks, Run, SlotCopy, StepCopies, chunks_of_blocks
 from meshdist.backends.gloo.shm.copying import Place, places_in
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.single_copy import address_of
 from meshdist.backends.gloo.shm.tuned_plan import Ways, chunks_of
 from meshdist.collectives.algorithms.blocks import flat, reduce_in_rank_order
-from meshdist.collectives.dataflow import ReductionSpec, array_of
+from meshdist.collectives.dataflow import ReductionSpec, ScanSpec, array_of
 from meshdist.runtime.call import Buffers, Call
 
 # Up to this many ranks, each reduces whole chunks for itself: two ranks add twice as much as if they shared the work,
 # but take one step for a chunk and move each element once, which took a quarter to a third less time. (3 ranks on 2
 # cores took a sixth less as well; with a core for each they would not.)
 RANKS_ALONE = 2
-# Their chunk: it is still in the second-level cache when it is added. Twice as much took a tenth less time up to 4 MiB,
-# and a tenth to a fifth more from 16 MiB on.
-_WHOLE_CHUNK_BYTES = 256 << 10
-# Other chunks to try, and how many ranks may try to reduce alone: each adds all.
-_WHOLE_CHUNKS, _MOST_RANKS_ALONE = (128 << 10, 512 << 10), 4
+# Up to this many, in a reduce to one rank, and in calls of so many bytes: 4 ranks on 2 cores took eight tenths of the
+# time of sharing the work, or half of it where the cores had no common cache.
+_MOST_RANKS_ALONE, _ALONE_BYTES = 4, 4 << 20
+# Their chunk: so much is read from the common cache, and not from that of the core that wrote it. In chunks of 256 KiB,
+# 1 MiB took 1.7 times as long on 2 ranks, and 64 MiB a tenth longer.
+_WHOLE_CHUNK_BYTES = 1 << 20
+_WHOLE_CHUNKS = 256 << 10, 512 << 10  # others to try
 # Sharing the work is faster for dtypes that the processor adds one by one: half and long double precision, and those
 # that are not NumPy's own.
 _QUICK_KINDS, _SLOW_CODES = "biufc", "egG"
@@ -53,9 +55,16 @@ def ways_in_chunks(shm: ShmGroup, spec: ReductionSpec) -> Ways[ReductionSpec]:
         for chunk in chunks
     }
     segments: Ways[ReductionSpec] = {f"{_PART}{chunks_of(slot_bytes)}": ReduceInSegments}
-    if size <= RANKS_ALONE and is_added_quickly(spec.dtype):
+    if reduces_alone(spec, size):
         return {**whole, **segments}
     return {**segments, **whole} if size <= _MOST_RANKS_ALONE else segments
+
+
+def reduces_alone(spec: ReductionSpec, num_ranks: int) -> bool:
+    """Return whether each rank that wants the result had better reduce all for itself."""
+    is_for_more = spec.taker is not None or spec.put_bytes >= _ALONE_BYTES
+    most_ranks = _MOST_RANKS_ALONE if is_for_more else RANKS_ALONE
+    return not spec.keeps and num_ranks <= most_ranks and is_added_quickly(spec.dtype)
 
 
 def is_added_quickly(dtype: np.dtype[Any]) -> bool:
@@ -84,6 +93,10 @@ class ReduceByChunk(InChunks):
             own=own,
         )
 
+    def _unchanging(self, own: Array) -> Array:
+        """Return part of this rank's input, which the result may overwrite after the first two inputs are added."""
+        return own if self._rank < 2 else own.copy()
+
     def _combine(self, sources: list[Array], total: Array) -> None:
         reduce_in_rank_order(self._run, self._op, sources, len(sources), total)
 
@@ -101,9 +114,7 @@ class ReduceWholeChunks(ReduceByChunk):
             [shm.region.slots.slot(phase, peer, spec.dtype, (self._chunk,)) for peer in range(call.size)]
             for phase in (0, 1)
         ]
-        # The result may overwrite this rank's input, after the first two are added.
-        self._keeps = call.rank < 2
-        self._gives = call.root != call.rank or not self._keeps
+        self._gives = spec.gives
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
         given, taken = flat(send), flat(recv)
@@ -114,8 +125,7 @@ class ReduceWholeChunks(ReduceByChunk):
                 self.barrier.put(slots[self._rank], own)
             yield self.arrive()
             if self._wants:
-                if self._keeps:
-                    slots[self._rank] = own
+                slots[self._rank] = self._unchanging(own)
                 self._combine(slots, taken[begin : begin + self._chunk])
 
     def runs(self) -> tuple[list[Run], tuple[int, int]]:
@@ -124,15 +134,14 @@ class ReduceWholeChunks(ReduceByChunk):
             rows = [[slot[: size // spec.dtype.itemsize] for slot in slots] for slots in self._slots]
             puts = [[SlotCopy(0, 0, size, address_of(each[self._rank]))] * self._gives for each in rows]
             copies = StepCopies(rows, 1, int(self._wants), puts, [[], []])
-            own = (self._rank, 0, 0) if self._keeps else (-1, 0, 0)
-            runs.append(Run(self._reduced(copies, rows, own) if self._wants else copies, None, count))
+            runs.append(Run(self._reduced(copies, rows, (self._rank, 0, 0)) if self._wants else copies, None, count))
         return runs, (1, int(self._wants))
 
 
 class ScanInChunks(ReduceByChunk):
-    """For few ranks: each reduces, chunk by chunk, the inputs of the ranks before it, and its own unless `excludes`."""
+    """For few ranks: each reduces, chunk by chunk, the inputs of the ranks before it, and its own unless excluded."""
 
-    def __init__(self, shm: ShmGroup, call: Call, *, excludes: bool) -> None:
+    def __init__(self, shm: ShmGroup, call: Call, spec: ScanSpec) -> None:
         super().__init__(shm, call)
         array = array_of(call.recv)
         self._chunk = min(shm.region.slots.slot_bytes, _WHOLE_CHUNK_BYTES) // array.itemsize
@@ -142,12 +151,9 @@ class ScanInChunks(ReduceByChunk):
         self._slots = [[slot(phase, peer, array.dtype, shape) for peer in range(call.rank + 1)] for phase in (0, 1)]
         self._itemsize = array.itemsize
         # What the first rank gets if its input is excluded.
-        count = min(array.size, self._chunk) if excludes and not call.rank else 0
+        count = min(array.size, self._chunk) if spec.excludes and not call.rank else 0
         self._identity = np.full(count, identity(self._op, array.dtype), array.dtype)
-        self._excludes, self._wants = excludes, excludes or call.rank > 0
-        # As in `ReduceWholeChunks`.
-        self._keeps = call.rank < 2 and not excludes
-        self._gives = call.rank + 1 < call.size or not (excludes or self._keeps)
+        self._excludes, self._wants, self._gives = spec.excludes, spec.excludes or call.rank > 0, spec.gives
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
         array = flat(recv)
@@ -158,7 +164,7 @@ class ScanInChunks(ReduceByChunk):
                 self.barrier.put(slots[self._rank], own)
             yield self.arrive()
             if self._wants:
-                self._combine(self._sources(slots, own), own)
+                self._combine(self._sources(slots, self._unchanging(own)), own)
 
     def runs(self) -> tuple[list[Run], tuple[int, int]]:
         runs, wanted, itemsize = [], int(self._wants), self._itemsize
@@ -168,18 +174,16 @@ class ScanInChunks(ReduceByChunk):
             copies = StepCopies((slots, self._identity), 1, wanted, puts, [[], []])
             rows = [self._sources(each, each[self._rank]) for each in slots]
             if len(rows[0]) > 1:
-                copies = self._reduced(copies, rows, (self._rank, 0, 0) if self._keeps else (-1, 0, 0))
+                copies = self._reduced(copies, rows, NO_ROW if self._excludes else (self._rank, 0, 0))
             elif wanted:
                 copies = copies._replace(takes=[[SlotCopy(0, 0, size, address_of(each[0]))] for each in rows])
             runs.append(Run(copies, None, count))
         return runs, (1, wanted)
 
     def _sources(self, slots: list[Array], own: Array) -> list[Array]:
-        """Return what a chunk of the result is the reduction of; `own` is this rank's input, unless in its slot."""
+        """Return what a chunk of the result is the reduction of; `own` is this rank's input."""
         before = slots[: self._rank]
-        if not self._excludes:
-            return [*before, own if self._keeps else slots[self._rank]]
-        return before or [self._identity[: own.size]]
+        return before or [self._identity[: own.size]] if self._excludes else [*before, own]
 
 
 class ReduceInSegments(ReduceByChunk):

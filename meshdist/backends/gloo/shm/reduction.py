@@ -7,7 +7,7 @@ rank order, so the result is the same to the last bit on all ranks and in every 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -17,11 +17,12 @@ import numpy as np
 from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import ReduceOp, quiet_runner
 from meshdist.backends.base import Plan
-from meshdist.backends.gloo.shm.barrier_plans import BarrierPlan, OneStep, SlotCopy, StepCopies
+from meshdist.backends.gloo.shm.barrier_plans import NO_ROW, BarrierPlan, OneStep, SlotCopy, StepCopies
 from meshdist.backends.gloo.shm.chunked_reduction import RANKS_ALONE, ScanInChunks, is_added_quickly, ways_in_chunks
 from meshdist.backends.gloo.shm.copying import Reduced, SingleCopyPlan
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, EarlyReturn
 from meshdist.backends.gloo.shm.move_plans import copies_of, put
+from meshdist.backends.gloo.shm.shared_region import SMALL_GROUP
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.tuned_plan import ONE_STEP, Ways, fastest
 from meshdist.backends.gloo.shm.tuning import LEAST_IN_CHUNKS
@@ -37,10 +38,12 @@ REDUCE_ALONE_BYTES = 1 << 20
 # Up to this total, the arrays of a list are reduced in one step. Few ranks reduce longer lists in chunks, of so many
 # arrays at most.
 _LISTS_BYTES, _LIST_CHUNK_BYTES, _MOST_IN_LIST = 64 << 10, 256 << 10, 512
-# From so many bytes on, the core reads the other ranks' memory, which took six to seven tenths of the time through the
-# slots, on 2 and 4 ranks; writing there as well took another seven tenths. Without the core: from so many ranks and
-# bytes on. 4 and 8 ranks on 2 cores took seven to nine tenths of the time through the slots, 2 ranks a third more.
-_READ_BYTES, _READING_RANKS, _READ_BYTES_WITHOUT_CORE = 4 << 20, 4, 8 << 20
+# From so many bytes on, the core reads the other ranks' memory, and writes there as well: 64 MiB took half of the time
+# through the slots on 8 ranks, and as long on 2 and 4; 16 MiB took as long or longer. In a reduce_scatter of a small
+# group, whose slots are larger, any number of bytes took 1.1 to 1.7 times as long as through the slots. Without the
+# core: from so many ranks and bytes on. 4 and 8 ranks on 2 cores took seven to nine tenths of the time through the
+# slots, 2 ranks a third more.
+_READ_BYTES, _READING_RANKS, _READ_BYTES_WITHOUT_CORE = 32 << 20, 4, 8 << 20
 # Up to this many ranks, each reduces the inputs of all before it; of more, only that of the rank before it, along the
 # chain. On 2 cores, a scan of 8 MiB of float32 took a quarter, a third and four tenths of the chain's time on 3, 4 and
 # 8 ranks; one of float16, which is added slowly, 1.3, 1.5 and 2.6 times as long.
@@ -65,7 +68,7 @@ def plan_reduction(shm: ShmGroup, call: Call, spec: ReductionSpec) -> Plan:
         ways = {**one_step, **in_chunks, **reading}
         return fastest(shm, call, spec, spec.put_bytes, ways, least_bytes=LEAST_IN_CHUNKS)
     if shm.compiled:
-        is_read = spec.put_bytes >= _READ_BYTES
+        is_read = spec.put_bytes >= _READ_BYTES and not (spec.keeps and call.size <= SMALL_GROUP)
     else:
         is_read = call.size >= _READING_RANKS and spec.put_bytes >= _READ_BYTES_WITHOUT_CORE
     if is_read:
@@ -84,7 +87,7 @@ def plan_scan(shm: ShmGroup, call: Call, spec: ScanSpec) -> Plan | None:
         return SlotReduce(shm, call, spec, early)
     is_quick = is_added_quickly(array_of(call.recv).dtype)
     most_ranks = _SCANNING_RANKS if is_quick else RANKS_ALONE
-    return ScanInChunks(shm, call, excludes=spec.excludes) if call.size <= most_ranks else None
+    return ScanInChunks(shm, call, spec) if call.size <= most_ranks else None
 
 
 def plan_list_reduction(shm: ShmGroup, call: Call) -> Plan | None:
@@ -121,12 +124,18 @@ class SlotReduce(OneStep):
         ]
         self._op, self._num_rows = call.op, len(self._rows[0])
         self._averages = call.op is ReduceOp.AVG
+        # If the result takes the place of the input, the core reads that there, and puts it for other ranks alone: 512
+        # KiB took half of the time on 2 ranks. In a reduce_scatter it gained nothing.
+        is_read_there = early is None and self._num_rows > 1 and spec.overwrites_own
+        self._own = (call.rank, 0, 0) if is_read_there else NO_ROW
+        self._gives = spec.gives or not is_read_there
         self._combine = call.op.ufunc
         self._run = quiet_runner()
 
     def step_copies(self) -> StepCopies:
-        puts, no_takes = [*map(copies_of, self._puts[: self.num_listed])], [()] * self.num_listed
-        copies = StepCopies(self._puts, len(each(self._puts[0])), 0, puts, no_takes)
+        nothing: list[Sequence[SlotCopy]] = [()] * self.num_listed
+        puts = [*map(copies_of, self._puts[: self.num_listed])] if self._gives else nothing
+        copies = StepCopies(self._puts, len(each(self._puts[0])), 0, puts, nothing)
         if not self._rows[0]:
             return copies
         row = self._rows[0][0]
@@ -140,6 +149,7 @@ class SlotReduce(OneStep):
             num_rows=self._num_rows,
             rows=[[row.ctypes.data for row in rows] for rows in self._rows[: self.num_listed]],
             num_elements=row.size,
+            own=self._own,
         )
 
     def put(self, send: Any, phase: int) -> None:
