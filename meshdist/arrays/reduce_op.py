@@ -338,23 +338,30 @@ def identity(op: ReduceOp, dtype: np.dtype[Any]) -> Any:
         return ~dtype.type(0)
     if op.ufunc.identity is not None:
         return op.ufunc.identity
-    is_least = op is ReduceOp.MAX
+    least, greatest = _bounds(dtype)
+    return least if op is ReduceOp.MAX else greatest
+
+
+def _bounds(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """Return the least and the greatest value of a dtype, infinite ones included."""
     if dtype.kind == "b":
-        return not is_least
+        return False, True
     if dtype.kind == "f":
-        return -np.inf if is_least else np.inf
-    bounds: Any = np.iinfo if dtype.kind in "iu" else _bounds_of_extension
-    return bounds(dtype).min if is_least else bounds(dtype).max
-
-
-def _bounds_of_extension(dtype: np.dtype[Any]) -> Any:
+        return -np.inf, np.inf
+    if dtype.kind in "iu":
+        bounds: Any = np.iinfo(dtype)
+        return bounds.min, bounds.max
     import ml_dtypes
 
-    bounds: Any = ml_dtypes
+    limits: Any = ml_dtypes
     try:
-        return bounds.finfo(dtype)
+        bounds = limits.finfo(dtype)
     except (TypeError, ValueError):  # an integer of few bits
-        return bounds.iinfo(dtype)
+        bounds = limits.iinfo(dtype)
+    else:
+        if np.isinf(dtype.type(np.inf)):  # some have none
+            return -np.inf, np.inf
+    return bounds.min, bounds.max
 
 
 # Since NumPy 2 the setting is a context variable.

@@ -90,13 +90,18 @@ def test_wrong_ops_are_refused(worlds):
     worlds.world("threads", 2).run(what_is_refused)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "float16", "float64", "complex64"])
-def test_the_identity_changes_nothing(dtype):
+@pytest.mark.parametrize("name", ["bool", "int8", "uint16", "float16", "float64", "complex64", *EXTENSION_DTYPES])
+def test_the_identity_changes_nothing(name):
+    if name in EXTENSION_DTYPES:
+        pytest.importorskip("ml_dtypes", reason="bfloat16 and float8 need ml_dtypes")
+    dtype = cases.dtype_of(name)
     some = np.array([0, 1, 3, 100]).astype(dtype)
+    if dtype.kind in "fV" and np.isinf(infinite := np.array([-np.inf, np.inf]).astype(dtype)).all():
+        some = np.concatenate([some, infinite])
     for op in ReduceOp:
-        if op is ReduceOp.AVG or (dtype == "complex64" and op is not ReduceOp.SUM):
+        if op is ReduceOp.AVG or (name == "complex64" and op is not ReduceOp.SUM):
             continue
-        if op.name.startswith("B") and some.dtype.kind == "f":
+        if op.name.startswith("B") and dtype.kind in "fV":
             continue
-        alone = np.full_like(some, identity(op, some.dtype))
+        alone = np.full_like(some, identity(op, dtype))
         assert (op.ufunc(alone, some) == some).all(), op
