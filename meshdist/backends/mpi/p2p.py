@@ -235,8 +235,9 @@ class _RecvRequest(_Watched, RecvRequest):
     def progress(self) -> None:
         if self.message is None:
             self.p2p.dispatcher.poll()
-        if self.message is not None:
-            self.message.progress()
+        message = self.message  # another thread may finish the receive meanwhile
+        if message is not None:
+            message.progress()
 
     def awaits(self) -> list[int]:
         sources = self.p2p.others() if self.wanted is None else [self.wanted]
