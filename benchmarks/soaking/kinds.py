@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import meshdist as dist
+from meshdist.arrays.reduce_op import identity
 from soaking.program import Step
 from soaking.values import Array, content, reduced
 
@@ -117,6 +118,16 @@ def _reduce(side: Side) -> Made:
     return Made(
         _in_place(dist.reduce), (), [side.of(side.rank)], [want], {"op": step.op, "dst": side.members[step.root]}
     )
+
+
+def _scan(side: Side) -> Made:
+    op = "sum" if side.step.op == "avg" else side.step.op
+    upto, call = side.of_all()[: side.rank + 1], dist.scan
+    if side.step.stacked:
+        upto, call = upto[:-1], dist.exscan
+    own = side.of(side.rank)
+    want = reduced(upto, op) if upto else np.full_like(own, identity(dist.ReduceOp(op), own.dtype))
+    return Made(_in_place(call), (), [own], [want], {"op": op})
 
 
 def _all_gather(side: Side) -> Made:

@@ -33,6 +33,7 @@ KINDS = (
     "reduce",
     "reduce_scatter",
     "reduce_scatter_tensor",
+    *["scan"] * 2,
     "scatter",
 )
 # They return no Work.
@@ -61,7 +62,7 @@ class Step:
         from_any: The message is received from whoever sends it.
         rows: Row i: how many rows of an all_to_all_single rank i sends to each; none are even ones.
         num_arrays: Of the coalesced forms and rings.
-        stacked: The whole array has a dim more than its blocks.
+        stacked: The whole array has a dim more than its blocks; a scan excludes the rank itself.
         async_op: Wait for it later.
         rounds: How often it is done, with the same arrays and new contents.
     """
