@@ -6,7 +6,7 @@
 PyTypeObject *barrier_type;
 
 static const uint64_t STEP = 0xFFFFFFFF;
-const Awaited ALL = {-1, -1};
+const Awaited ALL = {-1, -1, false};
 /* The words of a signal, and which of them says for which call it is; those of a recorded call. As in `shared_region`. */
 enum { SIGNAL_WORDS = 2, FINGERPRINT = 1 };
 enum { CALL_LENGTH = 1, CALL_TEXT = 2, CALL_WORDS = CALL_TEXT + CALL_TEXT_BYTES / sizeof(Word) };
@@ -226,7 +226,7 @@ static PyObject *barrier_signal_method(Barrier *self, PyObject *const *args, Py_
         return NULL;
     }
     uint64_t word, fingerprint = PyLong_AsUnsignedLongLong(args[0]);
-    if (PyErr_Occurred() || (num_args == 2 && !PyArg_ParseTuple(args[1], "ii", &awaited.first, &awaited.end)))
+    if (PyErr_Occurred() || (num_args == 2 && !PyArg_ParseTuple(args[1], "iip", &awaited.first, &awaited.end, &awaited.in_order)))
         return NULL;
     return barrier_signal(self, fingerprint, awaited, &word) < 0 ? NULL : PyLong_FromUnsignedLongLong(word);
 }
@@ -317,6 +317,7 @@ static PyMemberDef members[] = {
     {"_compared", T_ULONGLONG, offsetof(Barrier, compared), 0, NULL},
     {"_first", T_INT, offsetof(Barrier, awaited.first), 0, NULL},
     {"_end", T_INT, offsetof(Barrier, awaited.end), 0, NULL},
+    {"_in_order", T_INT, offsetof(Barrier, awaited.in_order), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

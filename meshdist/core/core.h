@@ -109,9 +109,9 @@ enum { NUM_PHASES = 32, AHEAD = NUM_PHASES / 2 - 1 };
 /* The most bytes of a call that is recorded. */
 enum { CALL_TEXT_BYTES = 240 };
 /* The peers for whom a rank waits in a step, those from `first` to `end`; `first` is -1 for all, as all ranks do. As in
-   `flag_barrier`. */
+   `flag_barrier`, which alone needs `in_order`. */
 typedef struct {
-    int first, end;
+    int first, end, in_order;
 } Awaited;
 static inline bool returns_early(Awaited awaited) { return awaited.first >= 0; }
 
@@ -208,7 +208,7 @@ typedef struct {
     char **rows[2]; /* if ranks return early, those of the first phase, and of the current one */
     char **part_rows; /* of one part, if the parts of a list are reduced one by one */
     int own_row[2];   /* which row is this rank's, and in the array as well as in the slot; -1 for none */
-    struct Own { /* the row that is not in a slot, but in an array that is sent; -1 for none */
+    struct Own { /* the row that is read from an array that is sent, not from a slot; -1 for none */
         int row, which;
         Py_ssize_t offset;
     } own;

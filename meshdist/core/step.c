@@ -12,7 +12,10 @@ enum { SHORTEST_PART = 2 << 10, PACKED = 16 << 10 };
 /* The lists of parts, one for each phase; or one for all, of which the places are so many bytes further. */
 static int num_lists(const Step *self) { return returns_early(self->awaited) ? 1 : 2; }
 static int list_of(const Step *self, int phase) { return returns_early(self->awaited) ? 0 : phase; }
-static Py_ssize_t shift_of(const Step *self, int phase) { return returns_early(self->awaited) ? phase * self->phase_bytes : 0; }
+static Py_ssize_t shift_of(const Step *self, int phase)
+{
+    return returns_early(self->awaited) ? phase * self->phase_bytes : 0;
+}
 
 /* Copy bytes of an array into a slot. */
 static void put_rows(Pace *pace, char *place, const Rows *rows, Py_ssize_t offset, Py_ssize_t size)
@@ -41,7 +44,8 @@ static void keep_rows(const Kept *kept, const Strided *strided)
 
 int step_begin(Step *self, char *const *sent, char *const *received, const Strided *strided, uint64_t *word, int *phase)
 {
-    *phase = returns_early(self->awaited) ? barrier_record(self->barrier, self->text) : (self->barrier->phase ^= !self->is_second);
+    *phase = returns_early(self->awaited) ? barrier_record(self->barrier, self->text)
+                                          : (self->barrier->phase ^= !self->is_second);
     const struct Parts *puts = &self->puts[list_of(self, *phase)];
     Py_ssize_t shift = shift_of(self, *phase);
     PyThreadState *thread = without_gil(self->yields);
@@ -318,14 +322,15 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     Py_ssize_t phase_bytes, itemsize = 0, count = 0;
     struct Own own = {-1, 0, 0};
     int is_second = 0, yields = 0, streams = 0;
-    if (!PyArg_ParseTuple(args, "O!KO((ii)nS)OiiOOO|sCniOn(KK)SK(KK)(iin)ppp", barrier_type, &barrier, &fingerprint, &wait, &awaited.first,
-                          &awaited.end, &phase_bytes, &text, &keeps, &num_sent, &num_received, &puts, &takes, &kept, &op, &kind,
+    if (!PyArg_ParseTuple(args, "O!KO((iip)nS)OiiOOO|sCniOn(KK)SK(KK)(iin)ppp", barrier_type, &barrier, &fingerprint, &wait, &awaited.first,
+                          &awaited.end, &awaited.in_order, &phase_bytes, &text, &keeps, &num_sent, &num_received, &puts, &takes, &kept, &op, &kind,
                           &itemsize, &num_rows, &rows, &count, &even_total, &odd_total, &agreed, &sizes, &even_table,
                           &odd_table, &own.row, &own.which, &own.offset, &is_second, &yields, &streams))
         return NULL;
     Reduction reduction = {NULL, 1, false};
-    if (PyBytes_GET_SIZE(text) > CALL_TEXT_BYTES) {
-        PyErr_SetString(PyExc_ValueError, "Step: the text is too long");
+    if (PyBytes_GET_SIZE(text) > CALL_TEXT_BYTES || awaited.first > awaited.end
+        || awaited.end > ((Barrier *)barrier)->num_peers) {
+        PyErr_SetString(PyExc_ValueError, "Step: the text is too long, or there are no such peers to wait for");
         return NULL;
     }
     if (num_sent > MOST_ARRAYS || num_received > MOST_ARRAYS

@@ -156,12 +156,20 @@ def test_a_mismatch_is_told_on_all_ranks_in_what_follows(worlds, backend, name, 
 
 
 def broadcasts_until_it_fails(root):
+    return calls_until_one_fails(lambda: dist.broadcast(np.ones(3), root))
+
+
+def scans_until_one_fails():
+    return calls_until_one_fails(lambda: dist.scan(np.ones(3)))
+
+
+def calls_until_one_fails(call):
     done = 0
 
     def on_and_on():
         nonlocal done
         while True:
-            dist.broadcast(np.ones(3), root)
+            call()
             done += 1
 
     return attempt(on_and_on), done, attempt(dist.barrier)
@@ -200,6 +208,22 @@ def test_ranks_that_wait_for_the_root_are_told_that_one_of_them_died(new_workers
         workers.until_asleep(rank)
     killed_s = workers.signal(1, signal.SIGKILL)
     failure, done, _ = workers.outcome(0)
+    assert done == 0
+    assert f"rank 1 (pid {workers.pids[1]}" in failure.message, failure
+    assert failure.ended_s - killed_s < loaded(DETECTED_S), failure
+
+
+@BACKENDS
+def test_the_last_rank_of_a_scan_is_told_that_one_died_that_waited_as_well(new_workers, backend):
+    """Rank 0, for which both wait, lives but does not come."""
+    workers = new_workers(3, backend)
+    workers.start(meet)
+    workers.gather()
+    workers.start(scans_until_one_fails, ranks=[1, 2])
+    for rank in (1, 2):
+        workers.until_asleep(rank)
+    killed_s = workers.signal(1, signal.SIGKILL)
+    failure, done, _ = workers.outcome(2)
     assert done == 0
     assert f"rank 1 (pid {workers.pids[1]}" in failure.message, failure
     assert failure.ended_s - killed_s < loaded(DETECTED_S), failure

@@ -312,7 +312,8 @@ class StepCopies(NamedTuple):
     agreed: bytes = b""
     sizes: int = 0
     tables: tuple[int, int] = (0, 0)
-    own: tuple[int, int, int] = NO_ROW  # the row that is not in a slot: its number, the array sent, and the offset
+    # The row that is read from an array that is sent, not from a slot: its number, the array, and the offset.
+    own: tuple[int, int, int] = NO_ROW
     is_second: bool = False  # of two steps that have the same phase
     yields: bool = False  # other threads may run meanwhile
     streams: bool = False  # what is taken and kept is not left in the caches

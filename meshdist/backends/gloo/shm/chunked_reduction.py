@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from meshdist.arrays.host import Array
-from meshdist.arrays.reduce_op import identity, quiet_runner
+from meshdist.arrays.reduce_op import ReduceOp, identity, quiet_runner
 from meshdist.backends.gloo.shm.barrier_plans import NO_ROW, InChunks, Run, SlotCopy, StepCopies, chunks_of_blocks
 from meshdist.backends.gloo.shm.copying import Place, places_in
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait
@@ -25,8 +25,7 @@ from meshdist.collectives.dataflow import ReductionSpec, ScanSpec, array_of
 from meshdist.runtime.call import Buffers, Call
 
 # Up to this many ranks, each reduces whole chunks for itself: two ranks add twice as much as if they shared the work,
-# but take one step for a chunk and move each element once, which took a quarter to a third less time. (3 ranks on 2
-# cores took a sixth less as well; with a core for each they would not.)
+# but take one step for a chunk and move each element once, which took a quarter to a third less time.
 RANKS_ALONE = 2
 # Up to this many, in a reduce to one rank, and in calls of so many bytes: 4 ranks on 2 cores took eight tenths of the
 # time of sharing the work, or half of it where the cores had no common cache.
@@ -55,20 +54,20 @@ def ways_in_chunks(shm: ShmGroup, spec: ReductionSpec) -> Ways[ReductionSpec]:
         for chunk in chunks
     }
     segments: Ways[ReductionSpec] = {f"{_PART}{chunks_of(slot_bytes)}": ReduceInSegments}
-    if reduces_alone(spec, size):
+    if _reduces_alone(spec, size):
         return {**whole, **segments}
     return {**segments, **whole} if size <= _MOST_RANKS_ALONE else segments
 
 
-def reduces_alone(spec: ReductionSpec, num_ranks: int) -> bool:
+def _reduces_alone(spec: ReductionSpec, num_ranks: int) -> bool:
     """Return whether each rank that wants the result had better reduce all for itself."""
     is_for_more = spec.taker is not None or spec.put_bytes >= _ALONE_BYTES
     most_ranks = _MOST_RANKS_ALONE if is_for_more else RANKS_ALONE
-    return not spec.keeps and num_ranks <= most_ranks and is_added_quickly(spec.dtype)
+    return num_ranks <= most_ranks and is_added_quickly(spec.dtype)
 
 
 def is_added_quickly(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind in _QUICK_KINDS and dtype.char not in _SLOW_CODES
+    return dtype.kind in _QUICK_KINDS and dtype.char not in _SLOW_CODES and dtype.isbuiltin != 2  # of an extension
 
 
 class ReduceByChunk(InChunks):
@@ -79,6 +78,10 @@ class ReduceByChunk(InChunks):
         self._run = quiet_runner()
         self._rank = call.rank
         self._wants = call.root in (None, call.rank)
+        # The result may overwrite this rank's input after the first two inputs are combined. But NumPy rounds the
+        # product of two complex numbers differently if it takes the place of one, and all ranks are to have the same.
+        is_complex = call.op is ReduceOp.PRODUCT and array_of(call.recv).dtype.kind == "c"
+        self._copies_own = call.rank >= 2 or is_complex
 
     def _reduced(self, copies: StepCopies, rows: list[list[Array]], own: tuple[int, int, int]) -> StepCopies:
         """Add the reduction of rows, of which one may lie in an array that is sent."""
@@ -94,8 +97,8 @@ class ReduceByChunk(InChunks):
         )
 
     def _unchanging(self, own: Array) -> Array:
-        """Return part of this rank's input, which the result may overwrite after the first two inputs are added."""
-        return own if self._rank < 2 else own.copy()
+        """Return part of this rank's input, as it stays while the result overwrites it."""
+        return own.copy() if self._copies_own else own
 
     def _combine(self, sources: list[Array], total: Array) -> None:
         reduce_in_rank_order(self._run, self._op, sources, len(sources), total)

@@ -8,11 +8,11 @@ In most steps all ranks wait for all others. A rank that has seen the signals of
 finished step s - 1. So a slot may be written again after any step of that kind later than its last use.
 
 In a call of few bytes in which not all ranks take data of all, a rank waits only for the ranks whose data it takes, and
-may return before the others have come: the root of a broadcast, the other ranks of a reduce, in a scan all ranks but
-the last. But it waits until all have signalled
-the step `AHEAD` steps before, and compares the calls of that step. So it compares those of step s before it signals
-step s + AHEAD + 1, which all must have done before any rank signals step s + 2 * (AHEAD + 1). That is `NUM_PHASES`
-steps later than s, and uses the signal and the small slot of s again.
+may return before the others have come. So do the root of a broadcast, the other ranks of a reduce, and all ranks but
+the last of a scan. But a rank waits until all have signalled the step `AHEAD` steps before, and compares the calls of
+that step. So it compares those of step s before it signals step s + AHEAD + 1, which all must have done before any rank
+signals step s + 2 * (AHEAD + 1). That is `NUM_PHASES` steps later than s, and uses the signal and the small slot of s
+again.
 """
 
 from __future__ import annotations
@@ -53,13 +53,19 @@ SPINS, _FEWEST_SPINS, _TURNS = 60, 4, 60
 
 
 class Awaited(NamedTuple):
-    """The other ranks for whom a rank waits in a step, by their place among the others."""
+    """The other ranks for whom a rank waits in a step, by their place among the others.
+
+    Attributes:
+        first, end: Those from the first up to the end.
+        in_order: Each of them waits for those before it; else several of them wait for none.
+    """
 
     first: int
     end: int
+    in_order: bool
 
 
-ALL = Awaited(-1, -1)  # all, as all ranks do
+ALL = Awaited(-1, -1, False)  # all, as all ranks do
 
 
 class EarlyReturn(NamedTuple):
@@ -105,7 +111,7 @@ class FlagBarrier:
     def __init__(self, region: SharedRegion, rank: int, num_ranks: int, members: PeerSet) -> None:
         self.step = self.phase = 0
         self._word = 0
-        self._first, self._end = ALL
+        self._first, self._end, self._in_order = ALL
         self._compared = 0  # the last step of which this rank has compared the calls of all ranks
         self._spins, self.fewest_spins = SPINS, _FEWEST_SPINS
         self.region = region
@@ -121,12 +127,13 @@ class FlagBarrier:
         self._recorded_texts: list[bytes | None] = [None] * NUM_PHASES
         self._returns_early = False  # whether there is memory for that
 
-    def early_return(self, givers: range | None, num_bytes: int) -> EarlyReturn | None:
+    def early_return(self, givers: range | None, num_bytes: int, *, in_order: bool = False) -> EarlyReturn | None:
         """Return how ranks return early from a call, if they do.
 
         Args:
-            givers: The ranks from which this rank takes, itself aside. None if all ranks take from all.
+            givers: The ranks from which this rank takes, which may be among them. None if all ranks take from all.
             num_bytes: The most that a rank puts into its slot.
+            in_order: Each rank takes from those before it.
         """
         slots = self.region.small_slots
         # In a part of a larger group, all ranks of that compare each call before the next one.
@@ -136,7 +143,8 @@ class FlagBarrier:
             self.region.reserve_early_returns(self.rank)
             self._returns_early = True
         places = [place for place, peer in enumerate(self.peers) if peer in givers]
-        return EarlyReturn(Awaited(places[0], places[-1] + 1) if places else Awaited(0, 0), slots)
+        first, end = (places[0], places[-1] + 1) if places else (0, 0)
+        return EarlyReturn(Awaited(first, end, in_order), slots)
 
     def record_call(self, text: bytes) -> int:
         """Record which call this rank makes in the next step, from which it may return early; return the phase."""
@@ -152,7 +160,7 @@ class FlagBarrier:
         """Enter the next step; return the word that all ranks have to signal."""
         self.step = step = self.step + 1
         self._word = word = fingerprint & ~_STEP | step & _STEP
-        self._first, self._end = awaited
+        self._first, self._end, self._in_order = awaited
         words, mine = self._words, self._mine + SIGNAL_PLACES[step % NUM_PHASES]
         words[mine + FINGERPRINT] = fingerprint
         words[mine] = word
@@ -304,10 +312,10 @@ class FlagBarrier:
         if first < 0:
             return False
         place = self.peers.index(peer)
-        if end - first == len(self.peers):  # this one takes from all, who take from none, or from those before them
+        if self._in_order:
+            end = min(end, place)
+        elif place == first or end - first > 1:  # those from whom others take wait for none
             end = first
-        elif first <= place < end:  # as it takes from none, or from those before it
-            end = place
         return self._have_signalled(self.step, (*self._signals[first:end], self._signals[place]))
 
     def check_states(self, signature: Signature) -> None:

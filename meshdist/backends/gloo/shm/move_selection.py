@@ -55,8 +55,8 @@ CHUNKED_BYTES_OF_ALL, CHUNKED_BYTES_OF_ONE = 64 << 20, 8 << 20
 # The same for blocks that each rank writes into the receiver's memory: all work at once, as through the slots.
 CHUNKED_BYTES_WRITTEN = 2 << 20
 # A chunk is a whole slot, up to 1 MiB: it is read from the common cache, and not from that of the core that wrote it.
-# Broadcasts, exchanges and scatters of 1 to 16 MiB took half to nine tenths of the time in chunks of this size, which
-# are tried as well, all-gathers 0.7 to 1.15.
+# Broadcasts, exchanges and scatters of 1 to 16 MiB took 0.5 to 0.9 of the time that they took in chunks of this size,
+# all-gathers 0.7 to 1.15. The short chunk is tried as well.
 _SHORT_CHUNK = 256 << 10
 
 # The most that a rank puts into its slot while the ranks compare their sizes, if they can copy the blocks instead; and

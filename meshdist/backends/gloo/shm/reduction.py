@@ -82,7 +82,7 @@ def plan_reduction(shm: ShmGroup, call: Call, spec: ReductionSpec) -> Plan:
 def plan_scan(shm: ShmGroup, call: Call, spec: ScanSpec) -> Plan | None:
     """Return the plan of a scan through the slots; None for one that goes along the chain of the ranks."""
     # The identity, which the first rank gets if its input is excluded, is in no slot.
-    early = None if spec.excludes else shm.barrier.early_return(range(call.rank), spec.put_bytes)
+    early = None if spec.excludes else shm.barrier.early_return(range(call.rank), spec.put_bytes, in_order=True)
     if early is not None or spec.put_bytes <= min(REDUCE_ALONE_BYTES // call.size, shm.region.slots.slot_bytes):
         return SlotReduce(shm, call, spec, early)
     is_quick = is_added_quickly(array_of(call.recv).dtype)
