@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import meshdist.runtime.flight_recorder  # noqa: F401 - it tells the core what NumPy's arrays are
 from meshdist import ReduceOp, core
 from meshdist.backends.gloo.shm.flag_barrier import ALL
 from meshdist.backends.gloo.shm.shared_region import NUM_PHASES, SIGNAL_WORDS, WORD
@@ -75,6 +76,19 @@ def test_every_bit_is_numpys(op, dtype, num_rows, count, seed):
         for part in parts:
             part[np.isnan(part)] = 0
     assert result.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("num_rows", [2, 3, 4, 5, 6, 7, 8, 11])
+@pytest.mark.parametrize("op", ["sum", "avg", "max"])
+def test_the_result_may_take_the_place_of_any_row(op, num_rows):
+    """Also in rows that are longer than the blocks in which many rows are added."""
+    random = np.random.default_rng(num_rows)
+    for count in (1, 5_000):
+        for place in range(num_rows):
+            rows = [random.random(count, np.float32) for _ in range(num_rows)]
+            wanted = expected(op, rows)
+            assert Alone().step(op, rows, count)(None, rows[place])
+            assert rows[place].tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize(("op", "dtype"), IN_NUMPY)
