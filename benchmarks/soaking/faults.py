@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import re
@@ -27,6 +28,7 @@ _COMPARED = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter_
 _KINDS = ("DistBackendError", "DistTimeoutError", "DistNetworkError", "DistStoreError", "PeerConnectionError")
 _UNDER_WAY_S = 60.0
 _LONGEST_PAUSE_S = 0.02
+_SHOWN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ def draw(seed: int, number: int, size: int, timeout_s: float, faults: list[str])
 def play(trial: Trial, rank: int, port: int, variables: dict[str, str], line: Connection) -> None:
     """Be one rank of a trial: play until it fails, say how, and end with that."""
     os.environ.update(variables)
+    faulthandler.register(signal.SIGUSR2)  # shows the stacks of all threads
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=_UNDER_WAY_S)
     left = trial.at
 
@@ -167,6 +170,9 @@ class Ranks:
         while silent:
             ready = wait(list(silent.values()), max(0.0, until_s - time.monotonic()))
             if not ready:
+                for rank in silent:  # what it is doing instead is on its stderr
+                    os.kill(self.processes[rank].pid, signal.SIGUSR2)
+                time.sleep(_SHOWN_S)
                 return ends
             for rank in [rank for rank, line in silent.items() if line in ready]:
                 try:
