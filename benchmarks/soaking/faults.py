@@ -28,7 +28,7 @@ _COMPARED = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter_
 _KINDS = ("DistBackendError", "DistTimeoutError", "DistNetworkError", "DistStoreError", "PeerConnectionError")
 _UNDER_WAY_S = 60.0
 _LONGEST_PAUSE_S = 0.02
-_SHOWN_S = 1.0
+_SHOWN_S = 1.0  # until the stacks of a rank that noticed nothing are on its stderr
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,8 @@ def play(trial: Trial, rank: int, port: int, variables: dict[str, str], line: Co
     """Be one rank of a trial: play until it fails, say how, and end with that."""
     os.environ.update(variables)
     faulthandler.register(signal.SIGUSR2)  # shows the stacks of all threads
+    # In the group of a shell that ends meanwhile, the kernel would continue a stopped rank.
+    os.setpgrp()
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=_UNDER_WAY_S)
     left = trial.at
 
