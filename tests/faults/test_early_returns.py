@@ -155,21 +155,13 @@ def test_a_mismatch_is_told_on_all_ranks_in_what_follows(worlds, backend, name, 
         assert after.kind is dist.DistBackendError, after
 
 
-def broadcasts_until_it_fails(root):
-    return calls_until_one_fails(lambda: dist.broadcast(np.ones(3), root))
-
-
-def scans_until_one_fails():
-    return calls_until_one_fails(lambda: dist.scan(np.ones(3)))
-
-
-def calls_until_one_fails(call):
+def calls_until_one_fails(name, *args):
     done = 0
 
     def on_and_on():
         nonlocal done
         while True:
-            call()
+            getattr(dist, name)(np.ones(3), *args)
             done += 1
 
     return attempt(on_and_on), done, attempt(dist.barrier)
@@ -188,7 +180,7 @@ def test_a_dead_rank_is_named_before_the_root_is_too_far_ahead(new_workers, back
     workers.gather()
     workers.signal(1, signal.SIGKILL)
     assert workers.ended(1)
-    workers.start(broadcasts_until_it_fails, 0, ranks=[0, 2])
+    workers.start(calls_until_one_fails, "broadcast", 0, ranks=[0, 2])
     for rank in (0, 2):
         failure, done, after = workers.outcome(rank)
         assert issubclass(failure.kind, dist.DistBackendError), failure
@@ -197,33 +189,18 @@ def test_a_dead_rank_is_named_before_the_root_is_too_far_ahead(new_workers, back
         assert after.kind is dist.DistBackendError, after
 
 
+@pytest.mark.parametrize(("call", "other"), [(("broadcast", 2), 0), (("scan",), 2)])
 @BACKENDS
-def test_ranks_that_wait_for_the_root_are_told_that_one_of_them_died(new_workers, backend):
-    """Rank 2, the root, lives but does not come."""
+def test_ranks_that_wait_for_another_are_told_that_one_of_them_died(new_workers, backend, call, other):
+    """The rank whose data ranks 1 and `other` need lives but does not come."""
     workers = new_workers(3, backend)
     workers.start(meet)
     workers.gather()
-    workers.start(broadcasts_until_it_fails, 2, ranks=[0, 1])
-    for rank in (0, 1):
+    workers.start(calls_until_one_fails, *call, ranks=[1, other])
+    for rank in (1, other):
         workers.until_asleep(rank)
     killed_s = workers.signal(1, signal.SIGKILL)
-    failure, done, _ = workers.outcome(0)
-    assert done == 0
-    assert f"rank 1 (pid {workers.pids[1]}" in failure.message, failure
-    assert failure.ended_s - killed_s < loaded(DETECTED_S), failure
-
-
-@BACKENDS
-def test_the_last_rank_of_a_scan_is_told_that_one_died_that_waited_as_well(new_workers, backend):
-    """Rank 0, for which both wait, lives but does not come."""
-    workers = new_workers(3, backend)
-    workers.start(meet)
-    workers.gather()
-    workers.start(scans_until_one_fails, ranks=[1, 2])
-    for rank in (1, 2):
-        workers.until_asleep(rank)
-    killed_s = workers.signal(1, signal.SIGKILL)
-    failure, done, _ = workers.outcome(2)
+    failure, done, _ = workers.outcome(other)
     assert done == 0
     assert f"rank 1 (pid {workers.pids[1]}" in failure.message, failure
     assert failure.ended_s - killed_s < loaded(DETECTED_S), failure
@@ -234,7 +211,7 @@ def test_a_root_that_is_too_far_ahead_times_out_and_names_those_it_waits_for(new
     workers = new_workers(3, backend, timeout_s=1.0)
     workers.start(meet)
     workers.gather()
-    workers.start(broadcasts_until_it_fails, 0, ranks=[0, 2])
+    workers.start(calls_until_one_fails, "broadcast", 0, ranks=[0, 2])
     failure, done, _ = workers.outcome(0)
     assert failure.kind is dist.DistTimeoutError, failure
     assert "rank 1" in failure.message
