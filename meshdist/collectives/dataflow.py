@@ -102,11 +102,6 @@ class ReductionSpec(NamedTuple):
     gives: bool = True
 
     @property
-    def overwrites_own(self) -> bool:
-        """Whether the result takes the place of this rank's own source."""
-        return not self.keeps
-
-    @property
     def reduces_for_all(self) -> bool:
         return not self.keeps and self.taker is None
 
@@ -128,11 +123,6 @@ class ScanSpec(NamedTuple):
     sources: Callable[[Slots, int], Array | None]
     excludes: bool
     gives: bool
-
-    @property
-    def overwrites_own(self) -> bool:
-        """Whether the result takes the place of this rank's own source."""
-        return not self.excludes
 
 
 class Dataflow(NamedTuple):

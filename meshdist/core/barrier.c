@@ -226,7 +226,8 @@ static PyObject *barrier_signal_method(Barrier *self, PyObject *const *args, Py_
         return NULL;
     }
     uint64_t word, fingerprint = PyLong_AsUnsignedLongLong(args[0]);
-    if (PyErr_Occurred() || (num_args == 2 && !PyArg_ParseTuple(args[1], "iip", &awaited.first, &awaited.end, &awaited.in_order)))
+    if (PyErr_Occurred()
+        || (num_args == 2 && !PyArg_ParseTuple(args[1], "iip", &awaited.first, &awaited.end, &awaited.in_order)))
         return NULL;
     return barrier_signal(self, fingerprint, awaited, &word) < 0 ? NULL : PyLong_FromUnsignedLongLong(word);
 }

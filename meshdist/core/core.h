@@ -207,9 +207,8 @@ typedef struct {
     int num_rows;
     char **rows[2]; /* if ranks return early, those of the first phase, and of the current one */
     char **part_rows; /* of one part, if the parts of a list are reduced one by one */
-    int own_row[2];   /* which row is this rank's, and in the array as well as in the slot; -1 for none */
     struct Own { /* the row that is read from an array that is sent, not from a slot; -1 for none */
-        int row, which;
+        int row, which; /* array; -1 for the parts of a list, if these are reduced one by one */
         Py_ssize_t offset;
     } own;
     Py_ssize_t total_bytes;

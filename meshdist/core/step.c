@@ -69,16 +69,6 @@ int step_begin(Step *self, char *const *sent, char *const *received, const Strid
     return status;
 }
 
-/* Which row this rank has put into its slot; it need not be read from there. */
-static int find_own_row(const Step *self, int phase)
-{
-    for (int row = 0; self->puts[phase].count && row < self->num_rows; row++) {
-        if (self->rows[phase][row] == self->puts[phase].parts[0].place)
-            return row;
-    }
-    return -1;
-}
-
 /* Reduce the parts of a list straight into its arrays, which are those that were sent. */
 static void reduce_parts(Step *self, int phase, char *const *received)
 {
@@ -86,15 +76,14 @@ static void reduce_parts(Step *self, int phase, char *const *received)
     for (; part < end; part++) {
         char *out = received[part->which] + part->offset;
         for (int row = 0; row < self->num_rows; row++)
-            self->part_rows[row] = row == self->own_row[phase] ? out
-                                                               : self->rows[phase][row] + (part->place - self->totals[0]);
+            self->part_rows[row] = row == self->own.row ? out : self->rows[phase][row] + (part->place - self->totals[0]);
         reduce_rows(&self->reduction, out, self->part_rows, self->num_rows, part->num_bytes);
     }
 }
 
 static char *const *reduced_rows(Step *self, int phase, char *const *sent)
 {
-    if (self->own.row >= 0)
+    if (self->own.which >= 0)
         self->rows[phase][self->own.row] = sent[self->own.which] + self->own.offset;
     if (!returns_early(self->awaited))
         return self->rows[phase];
@@ -320,12 +309,13 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     const char *op = "";
     Awaited awaited;
     Py_ssize_t phase_bytes, itemsize = 0, count = 0;
-    struct Own own = {-1, 0, 0};
+    struct Own own = {-1, -1, 0};
     int is_second = 0, yields = 0, streams = 0;
-    if (!PyArg_ParseTuple(args, "O!KO((iip)nS)OiiOOO|sCniOn(KK)SK(KK)(iin)ppp", barrier_type, &barrier, &fingerprint, &wait, &awaited.first,
-                          &awaited.end, &awaited.in_order, &phase_bytes, &text, &keeps, &num_sent, &num_received, &puts, &takes, &kept, &op, &kind,
-                          &itemsize, &num_rows, &rows, &count, &even_total, &odd_total, &agreed, &sizes, &even_table,
-                          &odd_table, &own.row, &own.which, &own.offset, &is_second, &yields, &streams))
+    if (!PyArg_ParseTuple(args, "O!KO((iip)nS)OiiOOO|sCniOn(KK)SK(KK)(iin)ppp", barrier_type, &barrier, &fingerprint,
+                          &wait, &awaited.first, &awaited.end, &awaited.in_order, &phase_bytes, &text, &keeps, &num_sent,
+                          &num_received, &puts, &takes, &kept, &op, &kind, &itemsize, &num_rows, &rows, &count,
+                          &even_total, &odd_total, &agreed, &sizes, &even_table, &odd_table, &own.row, &own.which,
+                          &own.offset, &is_second, &yields, &streams))
         return NULL;
     Reduction reduction = {NULL, 1, false};
     if (PyBytes_GET_SIZE(text) > CALL_TEXT_BYTES || awaited.first > awaited.end
@@ -368,8 +358,6 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
-    for (int phase = 0; self->part_rows != NULL && phase < 2; phase++)
-        self->own_row[phase] = find_own_row(self, phase);
     return (PyObject *)self;
 }
 

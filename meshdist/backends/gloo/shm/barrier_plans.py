@@ -283,7 +283,7 @@ class SlotCopy(NamedTuple):
     address: int
 
 
-NO_ROW = -1, 0, 0
+NO_ROW = -1, -1, 0  # for `StepCopies.own`
 
 
 class StepCopies(NamedTuple):
@@ -312,7 +312,8 @@ class StepCopies(NamedTuple):
     agreed: bytes = b""
     sizes: int = 0
     tables: tuple[int, int] = (0, 0)
-    # The row that is read from an array that is sent, not from a slot: its number, the array, and the offset.
+    # The row that is read from an array that is sent, not from a slot: its number, the array, and the offset. Array -1
+    # stands for the parts of a list, if these are reduced one by one.
     own: tuple[int, int, int] = NO_ROW
     is_second: bool = False  # of two steps that have the same phase
     yields: bool = False  # other threads may run meanwhile

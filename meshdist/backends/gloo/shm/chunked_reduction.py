@@ -84,7 +84,7 @@ class ReduceByChunk(InChunks):
         self._copies_own = call.rank >= 2 or is_complex
 
     def _reduced(self, copies: StepCopies, rows: list[list[Array]], own: tuple[int, int, int]) -> StepCopies:
-        """Add the reduction of rows, of which one may lie in an array that is sent."""
+        """Add the reduction of rows; `own` as in `StepCopies`."""
         part = rows[0][0]
         return copies._replace(
             op=self._op.value,
@@ -167,7 +167,7 @@ class ScanInChunks(ReduceByChunk):
                 self.barrier.put(slots[self._rank], own)
             yield self.arrive()
             if self._wants:
-                self._combine(self._sources(slots, self._unchanging(own)), own)
+                self._combine(self._sources(slots, own if self._excludes else self._unchanging(own)), own)
 
     def runs(self) -> tuple[list[Run], tuple[int, int]]:
         runs, wanted, itemsize = [], int(self._wants), self._itemsize

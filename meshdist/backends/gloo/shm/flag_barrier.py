@@ -131,7 +131,7 @@ class FlagBarrier:
         """Return how ranks return early from a call, if they do.
 
         Args:
-            givers: The ranks from which this rank takes, which may be among them. None if all ranks take from all.
+            givers: The ranks from which this rank takes; it may be one of them. None if all ranks take from all.
             num_bytes: The most that a rank puts into its slot.
             in_order: Each rank takes from those before it.
         """
