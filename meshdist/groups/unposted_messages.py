@@ -42,7 +42,7 @@ _NEW_NS = 250_000
 _QUIET_NS = 20_000_000
 # The longest time between two of its looks. It grows to that while threads wait for all in time: a look costs a rank
 # that exchanges messages of 1 MiB a tenth of the time.
-_LONGEST_PAUSE_S = 0.004
+_LONGEST_PAUSE_S = 0.008
 
 
 class Guarded(Wrapped):
@@ -244,20 +244,23 @@ Deferred: TypeAlias = "DeferredWork | DeferredObjects"
 
 
 class _IsQuiet(WithoutBell):
-    """No receive has been deferred for a while; until then, those that nobody has waited for soon are posted."""
+    """No receive has been deferred for a while; until then, those that nobody has waited for soon are posted.
+
+    A receive whose message is being taken is not among those that are deferred, so messages are counted as well.
+    """
 
     def __init__(self, receives: DeferredReceives) -> None:
         self._receives = receives
-        self._seen_ns = self._posted_ns = clock()
+        self._num_messages, self._seen_ns = 0, clock()
 
     def ready(self) -> bool:
-        first, now_ns = self._receives.first(), clock()
-        if first is not None:
-            self._seen_ns = now_ns
-            if first.created < now_ns - _NEW_NS or self._receives.is_closed:
-                self._receives.post_all()
-                self._posted_ns = now_ns
-        return self._receives.is_closed or now_ns - self._seen_ns > _QUIET_NS
+        receives, now_ns = self._receives, clock()
+        first, num_messages = receives.first(), receives.num_messages()
+        if first is not None or num_messages != self._num_messages:
+            self._num_messages, self._seen_ns = num_messages, now_ns
+        if first is not None and (first.created < now_ns - _NEW_NS or receives.is_closed):
+            receives.post_late()
+        return receives.is_closed or now_ns - self._seen_ns > _QUIET_NS
 
     def check(self) -> None:
         return
@@ -266,7 +269,7 @@ class _IsQuiet(WithoutBell):
         return ""
 
     def poll_interval_s(self) -> float:
-        since_s = (clock() - self._posted_ns) * 1e-9
+        since_s = (clock() - self._receives.posted_late_ns) * 1e-9
         return min(max(NAP_S, since_s / 4), _LONGEST_PAUSE_S)
 
 
@@ -280,15 +283,22 @@ class DeferredReceives(Unposted):
     waited for soon.
 
     `take` receives the message of a work, if it comes within moments, and returns whether it has; `post` posts its
-    receive.
+    receive; `num_messages` counts those that this rank has sent or received in the group.
     """
 
     MOST, LONG_BYTES = 64, 64 << 10
 
-    def __init__(self, take: Callable[[Deferred], bool], post: Callable[[Deferred], None], progress: Progress) -> None:
-        self._take, self._post = take, post
+    def __init__(
+        self,
+        take: Callable[[Deferred], bool],
+        post: Callable[[Deferred], None],
+        num_messages: Callable[[], int],
+        progress: Progress,
+    ) -> None:
+        self._take, self._post, self.num_messages = take, post, num_messages
         self._queue = JobQueue(progress)
         self._is_watched = False
+        self.posted_late_ns = clock()  # when the progress thread has posted receives, at last
         self.is_closed = False  # the group ends
         self._lock = threading.RLock()
         # Taken by a thread that changes `works`: the core, which changes it without the lock, then leaves it alone.
@@ -315,6 +325,11 @@ class DeferredReceives(Unposted):
         except IndexError:
             return None
         return record
+
+    def post_late(self) -> None:
+        """Post the receives that nobody has waited for in time."""
+        self.post_all()
+        self.posted_late_ns = clock()
 
     def watch(self) -> None:
         """Have the progress thread post the receives that nobody waits for in their first moments."""

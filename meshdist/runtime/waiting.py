@@ -395,8 +395,9 @@ def wait_any(waitables: Sequence[Waitable], bell: Doorbell, longest_s: float) ->
             armed.append(waitable)
             if not _is_armed(waitable, bell):
                 return
-        # The first sleep is short in case a peer did not see the arming; without peers it is not needed.
-        for poll_interval_s in (FIRST_POLL_INTERVAL_S, longest_s) if waitables else (longest_s,):
+        # The first sleep is short in case a peer did not see the arming; without peers that ring it is not needed.
+        has_peers = not all(isinstance(waitable, WithoutBell) for waitable in waitables)
+        for poll_interval_s in (FIRST_POLL_INTERVAL_S, longest_s) if has_peers else (longest_s,):
             if any(map(has_news, waitables)):
                 return
             if bell.wait(min(poll_interval_s, *(waitable.poll_interval_s() for waitable in waitables), longest_s)):

@@ -11,7 +11,16 @@ import pytest
 
 from meshdist.errors import DistBackendError, DistTimeoutError
 from meshdist.runtime.doorbells import SocketDoorbells
-from meshdist.runtime.waiting import EXPLAINED_FROM_S, Doorbells, EventDoorbell, Waitable, grace_s, wait_any, wait_until
+from meshdist.runtime.waiting import (
+    EXPLAINED_FROM_S,
+    Doorbells,
+    EventDoorbell,
+    Waitable,
+    WithoutBell,
+    grace_s,
+    wait_any,
+    wait_until,
+)
 from meshdist.system.deadline import Deadline
 
 pytestmark = pytest.mark.timeout(30)
@@ -87,6 +96,38 @@ def test_a_ring_is_kept_for_the_next_nap_however_short(bells, poll_interval_s):
     bell.ring()
     assert bell.wait(poll_interval_s) is True
     assert bell.wait(poll_interval_s) is False
+
+
+class Slept:
+    """A bell that nobody rings, and for how long it is waited for."""
+
+    def __init__(self):
+        self.naps_s = []
+
+    def wait(self, longest_s):
+        self.naps_s.append(longest_s)
+        return False
+
+
+def test_what_no_peer_rings_for_needs_no_short_sleep_first():
+    class Polled(WithoutBell):
+        def ready(self):
+            return False
+
+        def check(self):
+            return
+
+        def missing(self):
+            return ""
+
+        def poll_interval_s(self):
+            return 0.25
+
+    polled, ringing = Slept(), Slept()
+    wait_any([Polled()], polled, 1.0)
+    assert polled.naps_s == [0.25]
+    wait_any([Polled(), Flag()], ringing, 1.0)  # a peer that did not see the arming does not ring
+    assert len(ringing.naps_s) == 2
 
 
 def test_a_lost_ring_costs_a_nap(bells):

@@ -1,0 +1,55 @@
+"""How often the progress thread looks after receives that may not be waited for: each look costs the rank time."""
+
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+
+from meshdist.groups import unposted_messages
+from meshdist.groups.unposted_messages import DeferredReceives, _IsQuiet
+from meshdist.runtime.progress import NAP_S
+
+MS = 1_000_000
+
+
+@pytest.fixture
+def clock():
+    now = SimpleNamespace(ns=0)
+    with mock.patch.object(unposted_messages, "clock", side_effect=lambda: now.ns):
+        yield now
+
+
+@pytest.fixture
+def messages():
+    return SimpleNamespace(number=0, posted=[])
+
+
+@pytest.fixture
+def receives(clock, messages):
+    return DeferredReceives(mock.Mock(), messages.posted.append, lambda: messages.number, mock.Mock())
+
+
+def test_a_message_that_is_being_taken_is_no_quiet(clock, messages, receives):
+    quiet = _IsQuiet(receives)
+    messages.number += 1
+    assert not quiet.ready()
+    for _ in range(5):  # whenever it looks, the only receive is in the hands of the thread that waits for it
+        clock.ns += 15 * MS
+        messages.number += 1
+        assert not quiet.ready()
+    clock.ns += 15 * MS
+    assert not quiet.ready()
+    clock.ns += 15 * MS
+    assert quiet.ready()
+
+
+def test_looks_are_rare_while_all_receives_are_waited_for_in_time(clock, messages, receives):
+    clock.ns += 1000 * MS
+    assert _IsQuiet(receives).poll_interval_s() > 10 * NAP_S  # also after it has been quiet
+    late = SimpleNamespace(record=SimpleNamespace(created=clock.ns), queue=None)
+    receives.works.append(late)
+    clock.ns += MS
+    quiet = _IsQuiet(receives)
+    quiet.ready()
+    assert messages.posted == [late]
+    assert quiet.poll_interval_s() == NAP_S
