@@ -89,7 +89,7 @@ class Step:
         fingerprint: int,
         wait: Callable[[int], None],
         # For whom the rank waits, how far the slots of two phases are apart, the call in words.
-        early: tuple[tuple[int, int, bool], int, bytes],
+        early: tuple[tuple[int, int, bool, bool], int, bytes],
         keeps: Any,
         num_sent: int,
         num_received: int,

@@ -6,7 +6,7 @@
 PyTypeObject *barrier_type;
 
 static const uint64_t STEP = 0xFFFFFFFF;
-const Awaited ALL = {-1, -1, false};
+const Awaited ALL = {-1, -1, false, false};
 /* The words of a signal, and which of them says for which call it is; those of a recorded call. As in `shared_region`. */
 enum { SIGNAL_WORDS = 2, FINGERPRINT = 1 };
 enum { CALL_LENGTH = 1, CALL_TEXT = 2, CALL_WORDS = CALL_TEXT + CALL_TEXT_BYTES / sizeof(Word) };
@@ -90,6 +90,7 @@ int barrier_signal(Barrier *self, uint64_t fingerprint, Awaited awaited, uint64_
     self->word = *word = (fingerprint & ~STEP) | (step & STEP);
     self->fingerprint = fingerprint;
     self->awaited = awaited;
+    self->long_steps = self->long_steps << 1 | awaited.is_long;
     if (load(mine + FINGERPRINT) != fingerprint) /* a peer may be polling this cache line */
         store(mine + FINGERPRINT, fingerprint);
     store(mine, *word);
@@ -195,7 +196,8 @@ static inline bool have_come(Barrier *self, bool (*look)(Barrier *, uint64_t, Po
     bool needs_all = !returns_early(awaited) || awaited.end - awaited.first == self->num_peers;
     if (!needs_all && !look(self, step, (Posts){self->posts + awaited.first, self->posts + awaited.end}))
         return false;
-    uint64_t before = needs_all ? 0 : AHEAD;
+    bool is_due = self->long_steps >> (NUM_EARLY_SLOTS - 1) & 1; /* the next step uses that early slot */
+    uint64_t before = needs_all ? 0 : is_due ? NUM_EARLY_SLOTS - 2 : AHEAD;
     for (uint64_t next; (next = self->compared + 1) + before <= step; self->compared = next) {
         if (!look(self, next, all_posts(self)))
             return false;
@@ -227,7 +229,7 @@ static PyObject *barrier_signal_method(Barrier *self, PyObject *const *args, Py_
     }
     uint64_t word, fingerprint = PyLong_AsUnsignedLongLong(args[0]);
     if (PyErr_Occurred()
-        || (num_args == 2 && !PyArg_ParseTuple(args[1], "iip", &awaited.first, &awaited.end, &awaited.in_order)))
+        || (num_args == 2 && !PyArg_ParseTuple(args[1], "iipp", &awaited.first, &awaited.end, &awaited.in_order, &awaited.is_long)))
         return NULL;
     return barrier_signal(self, fingerprint, awaited, &word) < 0 ? NULL : PyLong_FromUnsignedLongLong(word);
 }
@@ -319,6 +321,7 @@ static PyMemberDef members[] = {
     {"_first", T_INT, offsetof(Barrier, awaited.first), 0, NULL},
     {"_end", T_INT, offsetof(Barrier, awaited.end), 0, NULL},
     {"_in_order", T_INT, offsetof(Barrier, awaited.in_order), 0, NULL},
+    {"_long_steps", T_UINT, offsetof(Barrier, long_steps), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -18,7 +18,7 @@
 /* Shorter copies are not streamed; and not timed. */
 enum { SHORTEST = 2 << 10, SHORTEST_TIMED = 8 << 10, LINE = 64 };
 /* How often the two are compared, and over how many bytes of a copy each. */
-enum { PERIOD = 8, TIMED = 4 << 10 };
+enum { PERIOD = 7, TIMED = 4 << 10 };
 /* With a common cache, an ordinary copy of so much took half of the time of one that streams; without one, four times as
    long. So many comparisons in a row decide. */
 enum { VOTES = 3 };

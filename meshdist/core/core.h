@@ -105,13 +105,13 @@ static inline void with_gil(PyThreadState *thread)
 
 /* ---- barrier.c: the steps of a group; see `flag_barrier` */
 /* The phases of the steps, and how many steps a rank may be ahead of another; as in `shared_region` and `flag_barrier`. */
-enum { NUM_PHASES = 32, AHEAD = NUM_PHASES / 2 - 1 };
+enum { NUM_PHASES = 32, AHEAD = NUM_PHASES / 2 - 1, NUM_EARLY_SLOTS = 4 };
 /* The most bytes of a call that is recorded. */
 enum { CALL_TEXT_BYTES = 240 };
 /* The peers for whom a rank waits in a step, those from `first` to `end`; `first` is -1 for all, as all ranks do. As in
    `flag_barrier`, which alone needs `in_order`. */
 typedef struct {
-    int first, end, in_order;
+    int first, end, in_order, is_long;
 } Awaited;
 static inline bool returns_early(Awaited awaited) { return awaited.first >= 0; }
 
@@ -122,6 +122,7 @@ typedef struct {
     unsigned long long step, word, compared; /* the last step of which the calls have been compared */
     uint64_t fingerprint;                    /* of the call of this step */
     Awaited awaited;
+    unsigned int long_steps;                 /* bits, of the last NUM_PHASES steps */
     int phase, num_peers, num_bells, spins, fewest_spins;
     Py_ssize_t mine, calls; /* where this rank signals, and records its calls */
     Py_ssize_t *posts;      /* where the peers signal */

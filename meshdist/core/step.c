@@ -14,7 +14,9 @@ static int num_lists(const Step *self) { return returns_early(self->awaited) ? 1
 static int list_of(const Step *self, int phase) { return returns_early(self->awaited) ? 0 : phase; }
 static Py_ssize_t shift_of(const Step *self, int phase)
 {
-    return returns_early(self->awaited) ? phase * self->phase_bytes : 0;
+    if (!returns_early(self->awaited))
+        return 0;
+    return phase % (self->awaited.is_long ? NUM_EARLY_SLOTS : NUM_PHASES) * self->phase_bytes;
 }
 
 /* Copy bytes of an array into a slot. */
@@ -83,13 +85,13 @@ static void reduce_parts(Step *self, int phase, char *const *received)
 
 static char *const *reduced_rows(Step *self, int phase, char *const *sent)
 {
+    bool is_early = returns_early(self->awaited);
+    char **rows = self->rows[is_early ? 1 : phase];
+    for (int row = 0; is_early && row < self->num_rows; row++)
+        rows[row] = self->rows[0][row] + shift_of(self, phase);
     if (self->own.which >= 0)
-        self->rows[phase][self->own.row] = sent[self->own.which] + self->own.offset;
-    if (!returns_early(self->awaited))
-        return self->rows[phase];
-    for (int row = 0; row < self->num_rows; row++)
-        self->rows[1][row] = self->rows[0][row] + shift_of(self, phase);
-    return self->rows[1];
+        rows[self->own.row] = sent[self->own.which] + self->own.offset;
+    return rows;
 }
 
 static void reduce_and_take(Step *self, int phase, char *const *sent, char *const *received, const Strided *strided)
@@ -311,9 +313,9 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     Py_ssize_t phase_bytes, itemsize = 0, count = 0;
     struct Own own = {-1, -1, 0};
     int is_second = 0, yields = 0, streams = 0;
-    if (!PyArg_ParseTuple(args, "O!KO((iip)nS)OiiOOO|sCniOn(KK)SK(KK)(iin)ppp", barrier_type, &barrier, &fingerprint,
-                          &wait, &awaited.first, &awaited.end, &awaited.in_order, &phase_bytes, &text, &keeps, &num_sent,
-                          &num_received, &puts, &takes, &kept, &op, &kind, &itemsize, &num_rows, &rows, &count,
+    if (!PyArg_ParseTuple(args, "O!KO((iipp)nS)OiiOOO|sCniOn(KK)SK(KK)(iin)ppp", barrier_type, &barrier, &fingerprint,
+                          &wait, &awaited.first, &awaited.end, &awaited.in_order, &awaited.is_long, &phase_bytes, &text, &keeps,
+                          &num_sent, &num_received, &puts, &takes, &kept, &op, &kind, &itemsize, &num_rows, &rows, &count,
                           &even_total, &odd_total, &agreed, &sizes, &even_table, &odd_table, &own.row, &own.which,
                           &own.offset, &is_second, &yields, &streams))
         return NULL;

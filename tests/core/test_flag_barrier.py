@@ -15,7 +15,7 @@ from meshdist.backends.gloo.shm.flag_barrier import (
     flag_barrier_class,
 )
 from meshdist.backends.gloo.shm.segment import create
-from meshdist.backends.gloo.shm.shared_region import NUM_PHASES, STATE, SharedRegion
+from meshdist.backends.gloo.shm.shared_region import NUM_EARLY_SLOTS, NUM_PHASES, STATE, SharedRegion
 from meshdist.errors import DistBackendError
 from meshdist.runtime.call import Signature
 from meshdist.runtime.departure import Departure
@@ -119,6 +119,35 @@ def test_signals_are_told_apart_however_far_the_ranks_are_ahead(barriers):
         assert max(steps) - min(steps) <= AHEAD + 1
         assert steps[0] >= max(done[1:], default=0)
     assert min(steps) > 10 * NUM_PHASES
+
+
+def test_an_early_slot_is_used_again_only_after_all_have_taken_what_was_in_it(barriers):
+    """In steps of all kinds, whatever follows whatever, and however the ranks take turns."""
+    for barrier in barriers:
+        barrier.most_early_bytes = barrier.region.early_slots.slot_bytes
+    random = np.random.default_rng(11)
+    kinds = random.choice(["long", "few bytes", "all"], size=4000, p=[0.6, 0.25, 0.15]).tolist()
+    steps, waiting, ahead = [0, 0, 0], [None, None, None], []
+    while min(steps) < len(kinds) - 1:
+        rank = int(random.integers(3))
+        if steps[rank] == len(kinds) - 1 or not (waiting[rank] is None or is_ready(waiting[rank])):
+            continue
+        barrier, kind = barriers[rank], kinds[steps[rank] + 1]
+        if kind == "all":
+            waiting[rank] = BarrierWait(barrier, barrier.signal(ONE.fingerprint), ONE)
+        else:
+            barrier.record_call(ONE.text.encode())
+            early = barrier.early_return(range(1), num_bytes=8 if kind == "few bytes" else 2000)
+            assert early.awaited.is_long == (kind == "long")
+            waiting[rank] = BarrierWait(barrier, barrier.signal(ONE.fingerprint, early.awaited), ONE)
+        steps[rank] += 1
+        earlier = steps[0] - NUM_EARLY_SLOTS
+        if rank == 0 and kind == "long":
+            ahead.append(steps[0] - min(steps))
+            if earlier > 0 and kinds[earlier] == "long":
+                done = [step if is_ready(wait) else step - 1 for step, wait in zip(steps, waiting, strict=True)]
+                assert min(done[1:]) >= earlier
+    assert max(ahead) >= NUM_EARLY_SLOTS - 1
 
 
 def test_another_call_of_a_rank_that_went_on_is_found_in_the_next_call_of_all(barriers):

@@ -57,9 +57,9 @@ PAIRS = {
         ("broadcast(float32[4], root=0)", "broadcast(float32[4], root=1)"),
     ),
     "root of reduce": (
-        lambda g: g.reduce(ones(40_000), 0),
-        lambda g: g.reduce(ones(40_000), 1),
-        ("reduce(float32[40000], op=sum, root=0)", "reduce(float32[40000], op=sum, root=1)"),
+        lambda g: g.reduce(ones(400_000), 0),
+        lambda g: g.reduce(ones(400_000), 1),
+        ("reduce(float32[400000], op=sum, root=0)", "reduce(float32[400000], op=sum, root=1)"),
     ),
     "collective": (
         lambda g: g.all_reduce(ones(4)),

@@ -1,8 +1,10 @@
 """Calls of few bytes in which not all take data of all: a rank returns before those have come from whom it takes none.
 
-What the others do instead, or that they are gone, is told in one of its next calls.
+So it does in longer ones, where ranks share cores. What the others do instead, or that they are gone, is told in one of
+its next calls.
 """
 
+import os
 import re
 import signal
 import sys
@@ -15,6 +17,7 @@ from until import loaded
 
 import meshdist as dist
 from meshdist.backends.gloo.shm.flag_barrier import AHEAD
+from meshdist.backends.gloo.shm.shared_region import NUM_EARLY_SLOTS
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -37,25 +40,39 @@ def blocks_at(group, x, root):
     return [x.copy() for _ in range(group.size())] if group.rank() == root else None
 
 
-def givers_first(name, root_gives):
+def new_group_on_one_core(**options):
+    """Return a group whose ranks believe to share a core."""
+    cores = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(cores)})
+        group = dist.new_group(**options)
+        group.barrier()
+    finally:
+        os.sched_setaffinity(0, cores)
+    return group
+
+
+def givers_first(name, root_gives, is_long):
     """The ranks that give call, and then tell the others, which call only after that."""
-    group, last = dist.new_group(), dist.get_world_size() - 1
+    group, last = new_group_on_one_core() if is_long else dist.new_group(), dist.get_world_size() - 1
     group.barrier()
+    num_calls, length = (NUM_EARLY_SLOTS - 1, 500) if is_long else (AHEAD, 3)
     givers = [last] if root_gives else [*range(last)]
     takers = [rank for rank in range(last + 1) if rank not in givers]
     is_giver = group.rank() in givers
     for giver in () if is_giver else givers:
         dist.recv(np.ones(1), giver)
-    for _ in range(AHEAD):
-        ROOTED[name](group, np.ones(3), last)
+    for _ in range(num_calls):
+        ROOTED[name](group, np.ones(length), last)
     for taker in takers if is_giver else ():
         dist.send(np.ones(1), taker)
 
 
+@pytest.mark.parametrize("is_long", [False, True], ids=["few bytes", "long"])
 @pytest.mark.parametrize("name", ROOTED)
 @pytest.mark.parametrize("size", [2, 4])
-def test_ranks_that_give_return_before_the_others_have_called(worlds, size, name):
-    worlds.world("gloo", size).run(givers_first, name, name in ("broadcast", "scatter"))
+def test_ranks_that_give_return_before_the_others_have_called(worlds, size, name, is_long):
+    worlds.world("gloo", size).run(givers_first, name, name in ("broadcast", "scatter"), is_long)
 
 
 def gives_and_leaves():
@@ -119,36 +136,39 @@ FOLLOWING = {
 }
 
 
-def different_broadcasts(group):
-    group.broadcast(np.ones(3 + min(group.rank(), 1)), min(group.rank(), 1))
+def different_broadcasts(group, length=3):
+    group.broadcast(np.ones(length + min(group.rank(), 1)), min(group.rank(), 1))
 
 
 FIRST_CALL = f"test_early_returns.py:{different_broadcasts.__code__.co_firstlineno + 1}"
 
 
-def other_call_before(name, known):
+def other_call_before(name, known, length):
     """Both ranks 0 and 1 give in another call than the other; all go on with the same one."""
-    group = dist.new_group(group_desc="at odds")
+    group = new_group_on_one_core(group_desc="at odds")
     for _ in range(3 if known else 1):
-        for count in (3, 4):
+        for count in (length, length + 1):
             group.broadcast(np.ones(count), 0)
         FOLLOWING[name](group)
-    first = attempt(lambda: different_broadcasts(group))
+    first = attempt(lambda: different_broadcasts(group, length))
     return first, attempt(lambda: FOLLOWING[name](group)), attempt(group.barrier)
 
 
+@pytest.mark.parametrize("length", [3, 500])
 @pytest.mark.parametrize("known", [False, True], ids=["second calls", "known calls"])
 @pytest.mark.parametrize("name", FOLLOWING)
 @BACKENDS
-def test_a_mismatch_is_told_on_all_ranks_in_what_follows(worlds, backend, name, known):
-    outcomes = worlds.world(backend, 3).run(other_call_before, name, known)
+def test_a_mismatch_is_told_on_all_ranks_in_what_follows(worlds, backend, name, known, length):
+    outcomes = worlds.world(backend, 3).run(other_call_before, name, known, length)
     last_came_s = max(following.began_s for _, following, _ in outcomes)
     for first, following, after in outcomes:
         failure = following if first.kind is None else first
         assert failure.kind is dist.DistBackendError, failure
         assert failure.ended_s - last_came_s < loaded(DETECTED_S), failure
-        told = re.findall(r"rank 0 call(?:s|ed) broadcast\(float64\[3\], root=0\)(.*)", failure.message)
-        told += re.findall(r"ranks? 1.* call(?:s|ed)? broadcast\(float64\[4\], root=1\)(.*)", failure.message)
+        told = re.findall(rf"rank 0 call(?:s|ed) broadcast\(float64\[{length}\], root=0\)(.*)", failure.message)
+        told += re.findall(
+            rf"ranks? 1.* call(?:s|ed)? broadcast\(float64\[{length + 1}\], root=1\)(.*)", failure.message
+        )
         assert len(told) == 2, failure
         # Also of ranks that have gone on, as far as they have told the others.
         assert all(line.startswith(f" at {FIRST_CALL}") for line in told), failure

@@ -31,7 +31,7 @@ CALLS = {
     "monitored_barrier": lambda: dist.monitored_barrier(),
     "large all_reduce": lambda: dist.all_reduce(np.ones(4 << 20)),
     "large broadcast": lambda: dist.broadcast(np.ones(1 << 20), VICTIM),
-    "reduce": lambda: dist.reduce(np.ones(30_000), VICTIM),
+    "reduce": lambda: dist.reduce(np.ones(300_000), VICTIM),
     "all_gather": lambda: dist.all_gather([np.ones(3) for _ in range(3)], np.ones(3)),
     "all_to_all_single": lambda: dist.all_to_all_single(np.ones(3), np.ones(3)),
     "recv": lambda: dist.recv(np.ones(3), VICTIM),

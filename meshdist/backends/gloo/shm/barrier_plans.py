@@ -12,7 +12,7 @@ from meshdist import core
 from meshdist.arrays.host import Array
 from meshdist.backends.base import Backend, Plain, Plan
 from meshdist.backends.gloo.shm.flag_barrier import ALL, Awaited, BarrierWait, EarlyReturn, FlagBarrier
-from meshdist.backends.gloo.shm.shared_region import CALL_TEXT_BYTES, NUM_PHASES
+from meshdist.backends.gloo.shm.shared_region import CALL_TEXT_BYTES
 from meshdist.backends.gloo.shm.single_copy import address_of
 from meshdist.runtime.call import Buffers, Call, Signature
 
@@ -90,7 +90,7 @@ class OneStep(BarrierPlan):
         super().__init__(barrier, backend, call)
         self._awaited, slots = early or (ALL, None)
         self._phase_bytes = 0 if slots is None else slots.phase_bytes
-        self.phases, self.num_listed = (range(2), 2) if early is None else (range(NUM_PHASES), 1)
+        self.phases, self.num_listed = (range(2), 2) if slots is None else (range(slots.num_slots), 1)
         self._text = self._encoded()
 
     @abstractmethod
@@ -132,7 +132,7 @@ class OneStep(BarrierPlan):
 
     def _begin(self, send: Buffers) -> tuple[int, int]:
         barrier = self.barrier
-        phase = barrier.flip() if self._awaited is ALL else barrier.record_call(self._text)
+        phase = barrier.flip() if self._awaited is ALL else barrier.record_call(self._text) % len(self.phases)
         self.put(send, phase)
         return barrier.signal(self.fingerprint, self._awaited), phase
 

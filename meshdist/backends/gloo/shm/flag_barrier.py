@@ -13,6 +13,10 @@ the last of a scan. But a rank waits until all have signalled the step `AHEAD` s
 that step. So it compares those of step s before it signals step s + AHEAD + 1, which all must have done before any rank
 signals step s + 2 * (AHEAD + 1). That is `NUM_PHASES` steps later than s, and uses the signal and the small slot of s
 again.
+
+Where ranks share cores, they return early from longer calls as well, so that not all of them have to get a core in each
+call. These use the early slots, of which there are few: step s uses the same one as step s + `NUM_EARLY_SLOTS`. So at
+the end of the step before that, a rank waits until all have signalled step s + 1, and thus have finished step s.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from meshdist.backends.gloo.shm.shared_region import (
     CALL_WORDS,
     FINGERPRINT,
     MISMATCHED,
+    NUM_EARLY_SLOTS,
     NUM_PHASES,
     SIGNAL_PLACES,
     STATE,
@@ -46,6 +51,8 @@ _STEP = 0xFFFFFFFF
 _LEFT, _FAILED, _MISMATCH = 1, 2, 3
 # How many steps a rank may be ahead of another when it returns from a call.
 AHEAD = NUM_PHASES // 2 - 1
+# In `_long_steps`: the steps of all phases, and that whose early slot the next step uses.
+_ALL_STEPS, _NEXT_EARLY_SLOT = (1 << NUM_PHASES) - 1, 1 << NUM_EARLY_SLOTS - 1
 # How often to poll before yielding: some microseconds, the delay of a peer in the same call. Fewer after a poll in
 # vain; once, where more ranks than cores are known of: polling keeps peers from running. Then, how often to yield
 # before sleeping.
@@ -58,11 +65,13 @@ class Awaited(NamedTuple):
     Attributes:
         first, end: Those from the first up to the end.
         in_order: Each of them waits for those before it; else several of them wait for none.
+        is_long: The call uses an early slot, or none.
     """
 
     first: int
     end: int
     in_order: bool
+    is_long: bool = False
 
 
 ALL = Awaited(-1, -1, False)  # all, as all ranks do
@@ -72,7 +81,7 @@ class EarlyReturn(NamedTuple):
     """A call from which ranks return before the others have come."""
 
     awaited: Awaited
-    slots: Slots  # with a phase for each of those of the steps
+    slots: Slots  # used in turn by the steps, one by each
 
 
 class LongWait(Protocol):
@@ -100,7 +109,8 @@ class FlagBarrier:
 
     Attributes:
         step: The number of the last step that this rank has signalled.
-        phase: The slot that the current call uses, 0 or 1; calls of which ranks return early use small slots.
+        phase: The slot that the current call uses, 0 or 1; calls of which ranks return early use other slots.
+        most_early_bytes: The most that a rank may put into its slot in a call from which ranks return early.
     """
 
     # Reports a mismatch if these ranks are part of a larger group: it collects the calls of all of them.
@@ -111,7 +121,8 @@ class FlagBarrier:
     def __init__(self, region: SharedRegion, rank: int, num_ranks: int, members: PeerSet) -> None:
         self.step = self.phase = 0
         self._word = 0
-        self._first, self._end, self._in_order = ALL
+        self._first, self._end, self._in_order, _ = ALL
+        self._long_steps = 0  # bits, of the last steps: whether the calls were long ones; the last bit is of this step
         self._compared = 0  # the last step of which this rank has compared the calls of all ranks
         self._spins, self.fewest_spins = SPINS, _FEWEST_SPINS
         self.region = region
@@ -126,6 +137,7 @@ class FlagBarrier:
         self._calls = region.call_words(rank)
         self._recorded_texts: list[bytes | None] = [None] * NUM_PHASES
         self._returns_early = False  # whether there is memory for that
+        self.most_early_bytes = region.small_slots.slot_bytes
 
     def early_return(self, givers: range | None, num_bytes: int, *, in_order: bool = False) -> EarlyReturn | None:
         """Return how ranks return early from a call, if they do.
@@ -135,16 +147,17 @@ class FlagBarrier:
             num_bytes: The most that a rank puts into its slot.
             in_order: Each rank takes from those before it.
         """
-        slots = self.region.small_slots
         # In a part of a larger group, all ranks of that compare each call before the next one.
-        if givers is None or num_bytes > slots.slot_bytes or self.explain is not None:
+        if givers is None or num_bytes > self.most_early_bytes or self.explain is not None:
             return None
         if not self._returns_early:
             self.region.reserve_early_returns(self.rank)
             self._returns_early = True
         places = [place for place, peer in enumerate(self.peers) if peer in givers]
         first, end = (places[0], places[-1] + 1) if places else (0, 0)
-        return EarlyReturn(Awaited(first, end, in_order), slots)
+        is_long = num_bytes > self.region.small_slots.slot_bytes
+        slots = self.region.early_slots if is_long else self.region.small_slots
+        return EarlyReturn(Awaited(first, end, in_order, is_long), slots)
 
     def record_call(self, text: bytes) -> int:
         """Record which call this rank makes in the next step, from which it may return early; return the phase."""
@@ -160,7 +173,8 @@ class FlagBarrier:
         """Enter the next step; return the word that all ranks have to signal."""
         self.step = step = self.step + 1
         self._word = word = fingerprint & ~_STEP | step & _STEP
-        self._first, self._end, self._in_order = awaited
+        self._first, self._end, self._in_order, is_long = awaited
+        self._long_steps = self._long_steps << 1 & _ALL_STEPS | is_long
         words, mine = self._words, self._mine + SIGNAL_PLACES[step % NUM_PHASES]
         words[mine + FINGERPRINT] = fingerprint
         words[mine] = word
@@ -200,11 +214,15 @@ class FlagBarrier:
         """Return what the current step needs: steps, and the signals to wait for and compare in each."""
         step, everyone, following = self.step, self._signals, self._compared + 1
         awaited = everyone if self._first < 0 else everyone[self._first : self._end]
-        last = step if len(awaited) == len(everyone) else step - AHEAD
+        last = step if len(awaited) == len(everyone) else step - self._ahead()
         compared = (
             ((last, everyone),) if last == following else [(each, everyone) for each in range(following, last + 1)]
         )
         return compared if last == step or not awaited else ((step, awaited), *compared)
+
+    def _ahead(self) -> int:
+        """Return how many steps before the current one the step is that all have to have signalled."""
+        return NUM_EARLY_SLOTS - 2 if self._long_steps & _NEXT_EARLY_SLOT else AHEAD
 
     def flip(self) -> int:
         """Change to the other slot, for a call or a chunk; return its number."""

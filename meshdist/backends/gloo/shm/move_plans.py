@@ -26,9 +26,8 @@ class SlotMove(OneStep):
 
     def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec, early: EarlyReturn | None = None) -> None:
         super().__init__(shm.barrier, shm.backend, call, early)
-        if early is None:
-            shm.reserve(max(spec.given_bytes or [0]))
         slots = shm.region.slots if early is None else early.slots
+        shm.reserve((spec.given_bytes or [0] * call.size)[call.rank], slots)
         self._puts = [spec.puts(slots, phase) for phase in self.phases]
         self._takes = [spec.takes(slots, phase) for phase in self.phases]
         self._is_shared = spec.shared

@@ -73,12 +73,9 @@ def plan_movement(shm: ShmGroup, call: Call, spec: TransferSpec) -> Plan:
     if spec.longest is None:
         return AgreedMove(shm, call, spec)
     num_bytes, ways = moved_bytes(shm, spec, spec.longest), ways_to_move(shm, spec, spec.longest)
-    if spec.given_bytes is not None:
-        early = shm.barrier.early_return(givers_to(call, spec.giver, spec.taker), max(spec.given_bytes))
-        if early is not None:
-            return SlotMove(shm, call, spec, early)
     if spec.given_bytes is not None and max(spec.given_bytes) <= shm.region.slots.slot_bytes:
-        one_step: Ways[TransferSpec] = {ONE_STEP: SlotMove}
+        early = shm.barrier.early_return(givers_to(call, spec.giver, spec.taker), max(spec.given_bytes))
+        one_step: Ways[TransferSpec] = {ONE_STEP: partial(SlotMove, early=early)}
         if num_bytes < LEAST_IN_CHUNKS:
             ways = {READ: ways[READ]} if shm.single_copy else {}
         is_read = shm.single_copy and not moves_through_slots(shm, spec, spec.longest)

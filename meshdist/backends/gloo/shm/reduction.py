@@ -54,17 +54,17 @@ _STACKED_RANKS, _STACKED_BYTES = 4, 1024
 
 
 def plan_reduction(shm: ShmGroup, call: Call, spec: ReductionSpec) -> Plan:
-    early = shm.barrier.early_return(givers_to(call, None, spec.taker), spec.put_bytes)
-    if early is not None:
-        return SlotReduce(shm, call, spec, early)
-    one_step: Ways[ReductionSpec] = {ONE_STEP: SlotReduce} if spec.put_bytes <= shm.region.slots.slot_bytes else {}
+    has_room = spec.put_bytes <= shm.region.slots.slot_bytes
+    one_step: Ways[ReductionSpec] = {ONE_STEP: SlotReduce} if has_room else {}
     in_chunks = ways_in_chunks(shm, spec)
     reading: dict[str, Callable[[ShmGroup, Call, ReductionSpec], BarrierPlan]] = {}
     if shm.single_copy and spec.in_place:
         if shm.writes and spec.reduces_for_all:
             reading["each rank reads, reduces and writes a part"] = partial(SingleCopyReduce, written=1)
         reading["each rank reads and reduces a part"] = SingleCopyReduce
-    if one_step and spec.put_bytes <= REDUCE_ALONE_BYTES // call.size:
+    if has_room and spec.put_bytes <= REDUCE_ALONE_BYTES // call.size:
+        early = shm.barrier.early_return(givers_to(call, None, spec.taker), spec.put_bytes)
+        one_step = {ONE_STEP: partial(SlotReduce, early=early)}
         ways = {**one_step, **in_chunks, **reading}
         return fastest(shm, call, spec, spec.put_bytes, ways, least_bytes=LEAST_IN_CHUNKS)
     if shm.compiled:
@@ -83,7 +83,7 @@ def plan_scan(shm: ShmGroup, call: Call, spec: ScanSpec) -> Plan | None:
     """Return the plan of a scan through the slots; None for one that goes along the chain of the ranks."""
     # The identity, which the first rank gets if its input is excluded, is in no slot.
     early = None if spec.excludes else shm.barrier.early_return(range(call.rank), spec.put_bytes, in_order=True)
-    if early is not None or spec.put_bytes <= min(REDUCE_ALONE_BYTES // call.size, shm.region.slots.slot_bytes):
+    if spec.put_bytes <= min(REDUCE_ALONE_BYTES // call.size, shm.region.slots.slot_bytes):
         return SlotReduce(shm, call, spec, early)
     is_quick = is_added_quickly(array_of(call.recv).dtype)
     most_ranks = _SCANNING_RANKS if is_quick else RANKS_ALONE
@@ -112,9 +112,8 @@ class SlotReduce(OneStep):
     ) -> None:
         super().__init__(shm.barrier, shm.backend, call, early)
         assert call.op is not None
-        if early is None:
-            shm.reserve(spec.put_bytes)
         slots = shm.region.slots if early is None else early.slots
+        shm.reserve(spec.put_bytes, slots)
         self._puts = [spec.puts(slots, phase) for phase in self.phases]
         self._stacks = [spec.sources(slots, phase) for phase in self.phases]
         self._at_once = _is_reduced_at_once(self._stacks[0])
@@ -126,7 +125,7 @@ class SlotReduce(OneStep):
         self._averages = call.op is ReduceOp.AVG
         # If the result takes the place of one of the inputs, the core reads that there, and puts it for other ranks
         # alone: 512 KiB took half of the time on 2 ranks. In a reduce_scatter it gained nothing.
-        is_read_there = early is None and call.collective.in_place and self._num_rows > max(1, call.rank)
+        is_read_there = call.collective.in_place and self._num_rows > max(1, call.rank)
         self._own = (call.rank, 0, 0) if is_read_there else NO_ROW
         self._gives = spec.gives or not is_read_there
         self._combine = call.op.ufunc

@@ -10,6 +10,7 @@ texts   how a rank has left, a Departure; or its call, after a mismatch
 calls   the last calls of each rank from which it returned before the others had come: the step, the length, the text
 small slots  data of few bytes for the other ranks; for each rank one for each phase of its signals
 slots   data for the other ranks; two for each rank, used in turn
+early slots  the same for calls from which ranks return before the others have come; four for each rank, used in turn
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ CALL_WORDS, _CALL_LENGTH, _CALL_TEXT = 32, 1, 2
 CALL_TEXT_BYTES = (CALL_WORDS - _CALL_TEXT) * WORD
 # A small slot holds a call of few bytes, for which waiting takes longer than copying.
 SMALL_SLOT_BYTES = 1024
+# The early slots of a rank; as in the core.
+NUM_EARLY_SLOTS = 4
 
 
 _CORE_BITS = 64 * (LINE_WORDS - CORES)
@@ -72,8 +75,9 @@ class SharedRegion:
 
     def __init__(self, segment: Segment, num_ranks: int) -> None:
         sizes = _Sizes(num_ranks)
-        self.slots = Slots(segment, num_ranks, sizes.slots, slot_bytes(num_ranks))
-        self.small_slots = Slots(segment, num_ranks, sizes.small_slots, SMALL_SLOT_BYTES)
+        self.slots = Slots(segment, num_ranks, sizes.slots, 2, slot_bytes(num_ranks))
+        self.early_slots = Slots(segment, num_ranks, sizes.early_slots, NUM_EARLY_SLOTS, slot_bytes(num_ranks))
+        self.small_slots = Slots(segment, num_ranks, sizes.small_slots, NUM_PHASES, SMALL_SLOT_BYTES)
         self._segment = segment
         self._num_ranks = num_ranks
         self._sizes = sizes
@@ -187,15 +191,15 @@ class SharedRegion:
         begin = (word + _CALL_TEXT) * WORD
         return bytes(self._bytes[begin : begin + self.words[word + _CALL_LENGTH]])
 
-    def reserve_slots(self, rank: int, num_bytes: int) -> None:
-        for phase in (0, 1):
-            self._segment.reserve(self.slots.offset(phase, rank), max(1, num_bytes))
+    def reserve_slots(self, slots: Slots, rank: int, num_bytes: int) -> None:
+        """Reserve so many bytes in each slot of a rank."""
+        for number in range(slots.num_slots):
+            self._segment.reserve(slots.offset(number, rank), max(1, num_bytes))
 
     def reserve_early_returns(self, rank: int) -> None:
-        """Reserve what a rank writes for calls from which ranks return before the others have come."""
+        """Reserve what a rank writes for calls of few bytes from which ranks return before the others have come."""
         self._segment.reserve(self.call_words(rank) * WORD, NUM_PHASES * CALL_WORDS * WORD)
-        for phase in range(NUM_PHASES):
-            self._segment.reserve(self.small_slots.offset(phase, rank), SMALL_SLOT_BYTES)
+        self.reserve_slots(self.small_slots, rank, SMALL_SLOT_BYTES)
 
     def seal(self) -> None:
         """Close the descriptor: all ranks have mapped the memory."""
@@ -210,15 +214,16 @@ class SharedRegion:
 
 
 class Slots:
-    """Slots of equal size, for each phase one for each rank; see `collectives.dataflow.Slots`.
+    """Slots of equal size, a number for each rank; see `collectives.dataflow.Slots`.
 
     Attributes:
+        num_slots: How many each rank has; it uses them in turn.
         slot_bytes: The size of a slot.
-        phase_bytes: How far a rank's slots of two phases that follow each other are apart.
+        phase_bytes: How far two slots of a rank that follow each other are apart.
     """
 
-    def __init__(self, segment: Segment, num_ranks: int, begin: int, slot_bytes: int) -> None:
-        self.slot_bytes, self.phase_bytes = slot_bytes, num_ranks * slot_bytes
+    def __init__(self, segment: Segment, num_ranks: int, begin: int, num_slots: int, slot_bytes: int) -> None:
+        self.num_slots, self.slot_bytes, self.phase_bytes = num_slots, slot_bytes, num_ranks * slot_bytes
         self._segment, self._num_ranks, self._begin = segment, num_ranks, begin
 
     def offset(self, phase: int, rank: int) -> int:
@@ -256,7 +261,8 @@ class _Sizes:
         self.calls = self.texts + num_ranks * TEXT_BYTES
         self.small_slots = self.calls + num_ranks * NUM_PHASES * CALL_WORDS * WORD
         self.slots = _up(self.small_slots + num_ranks * NUM_PHASES * SMALL_SLOT_BYTES, PAGE)
-        self.end = self.slots + 2 * num_ranks * slot_bytes(num_ranks)
+        self.early_slots = self.slots + 2 * num_ranks * slot_bytes(num_ranks)
+        self.end = self.early_slots + NUM_EARLY_SLOTS * num_ranks * slot_bytes(num_ranks)
 
 
 def _up(offset: int, unit: int) -> int:

@@ -19,7 +19,7 @@ from meshdist.backends.gloo.shm.descriptors import SharedDescriptors
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, FlagBarrier, PeerSet, flag_barrier_class
 from meshdist.backends.gloo.shm.mapping_cache import shared_memory
 from meshdist.backends.gloo.shm.segment import Segment, create, find
-from meshdist.backends.gloo.shm.shared_region import ABILITIES, TOKEN, TRIAL, TUNING, SharedRegion
+from meshdist.backends.gloo.shm.shared_region import ABILITIES, TOKEN, TRIAL, TUNING, SharedRegion, Slots
 from meshdist.backends.gloo.shm.single_copy import Memory, address_of, allow_peers, await_writers, may_copy
 from meshdist.backends.gloo.shm.tuning import Mode, Tuning
 from meshdist.collectives.dataflow import Blocks
@@ -90,7 +90,8 @@ class ShmGroup:
         ]
         self._areas: dict[tuple[np.dtype[Any], int], list[list[list[Array]]]] = {}
         self._scratch: Array | None = None
-        self._reserved = 0
+        # Of the small slots, `early_return` reserves all.
+        self._reserved = {self.region.small_slots: self.region.small_slots.slot_bytes}
         self._lent: tuple[Blocks, int, int] | None = None
         self.descriptors = SharedDescriptors(options, self.region, shared_memory(options))
 
@@ -122,6 +123,7 @@ class ShmGroup:
         self.tuning = Tuning(mode, cache, has_cores=has_cores)
         if not has_cores:
             self.barrier.fewest_spins = 1
+            self.barrier.most_early_bytes = self.region.early_slots.slot_bytes
         self.region.seal()
         self._warn_of_limits()
 
@@ -153,10 +155,12 @@ class ShmGroup:
             num_bytes = len(sides) * min(sizes)
         return self.backend.size * num_bytes > cache_bytes() > 0
 
-    def reserve(self, num_bytes: int) -> None:
-        if num_bytes > self._reserved:
-            self.region.reserve_slots(self.backend.rank, num_bytes)
-            self._reserved = num_bytes
+    def reserve(self, num_bytes: int, slots: Slots | None = None) -> None:
+        """Reserve so many bytes in each of this rank's slots, or of other `slots` of its."""
+        slots = slots or self.region.slots
+        if num_bytes > self._reserved.get(slots, 0):
+            self.region.reserve_slots(slots, self.backend.rank, num_bytes)
+            self._reserved[slots] = num_bytes
 
     def begin_exposure(self, blocks: Blocks, begin: int, end: int) -> None:
         """Record what peers write into from the step of the word `begin` to that of `end`."""
