@@ -9,6 +9,7 @@ T = TypeVar("T")
 
 INTERFACE: int
 COMPILER: str
+LINES_BYTES: int
 
 class Function:
     func: Callable[..., Any]

@@ -93,6 +93,10 @@ void copy_in(bool streams, char *to, const char *from, Py_ssize_t size);
 Py_ssize_t read_copy(const char *function, PyObject *const *args, Py_ssize_t num_args, char **to, char **from);
 extern PyMethodDef copy_functions[];
 
+/* ---- cache_distance.c: how far the ranks' processors are apart */
+extern PyMethodDef distance_functions[];
+extern const int lines_bytes;
+
 /* From so many bytes on, other threads may run during a copy. */
 enum { LONG = 32 << 10 };
 /* Let other threads run, where that is worth its cost, until `with_gil` is called with the result. */

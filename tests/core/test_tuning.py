@@ -1,15 +1,19 @@
 """Plans that measure themselves: which way they choose, that all ranks choose alike, and what is remembered."""
 
 import json
+import math
 import os
 from contextlib import contextmanager
+from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
 from worlds import needs_linux
 
 import meshdist as dist
-from meshdist.backends.gloo.shm import move_selection, tuned_plan, tuning
+from meshdist import core
+from meshdist.backends.gloo.shm import cache_distance, move_selection, tuned_plan, tuning
 from meshdist.backends.gloo.shm.tuning import Mode, Trials, Tuning
 from meshdist.system import tuning_cache
 from meshdist.system.env_flags import TUNING, tuning_mode
@@ -111,15 +115,16 @@ def test_a_run_is_two_calls_in_a_row():
     assert not trials.ended((30, 8), (34, 8)), "the first call of the next way"
 
 
-def test_where_ranks_share_cores_the_calls_of_a_run_are_measured_together():
-    trials = Trials("call", 1 << 20, ["guess", "other"], measures=True, has_cores=False)
+@pytest.mark.parametrize(("most_bytes", "num_calls"), [(1 << 20, 8), (16 << 20, 3)])
+def test_where_ranks_share_cores_the_calls_of_a_run_are_measured_together(most_bytes, num_calls):
+    trials = Trials("call", most_bytes, ["guess", "other"], measures=True, has_cores=False)
     assert trials.ended((0, 5), (10, 5))
     trials.take_run()
     trials.add(10, None)
-    for begin in (11, 20, 30):
+    for begin in (11, *range(20, 10 * num_calls + 10, 10)):
         assert not trials.ended((begin, 0), (begin + 2, 0))
-    assert trials.ended((50, 0), (55, 0))
-    assert trials.take_run() == (3, [20, 55], 0)
+    assert trials.ended((150, 0), (155, 0))
+    assert trials.take_run() == (num_calls, [20, 155], 0)
 
 
 def test_calls_in_which_a_rank_lost_its_core_are_repeated():
@@ -208,11 +213,17 @@ def wrong_results(group, turn):
     return [name for name, (got, due) in found.items() if due is not None and (got != due).any()]
 
 
-# Where ways are measured, some have been after so many; all are after 300, also if all runs that may be are repeated.
+# Where ways are measured, some have been after so many; all are after 900, also if all runs that may be are repeated.
 UNMEASURED_CALLS = 15
 
 
-def tuned(mode=None, calls=300):
+def far_from(nanoseconds):
+    """Ranks are far apart from so many nanoseconds on."""
+    return mock.patch.object(cache_distance, "_FAR_NS", nanoseconds)
+
+
+@far_from(math.inf)
+def tuned(mode=None, calls=900):
     before = os.environ.get(TUNING)
     os.environ[TUNING] = mode or "force"
     try:
@@ -306,7 +317,7 @@ def measuring(least_calls=tuning._LEAST_CALLS):
     os.environ[TUNING] = "force"
     known, tuning._LEAST_CALLS = tuning._LEAST_CALLS, least_calls
     try:
-        with dist.new_group() as group:
+        with far_from(math.inf), dist.new_group() as group:
             yield group
     finally:
         tuning._LEAST_CALLS = known
@@ -496,3 +507,80 @@ def test_a_wrong_mode_is_refused(monkeypatch):
     monkeypatch.setenv(TUNING, "always")
     with pytest.raises(ValueError, match="MESHDIST_TUNING must be one of off, cached, on, force, got 'always'"):
         tuning_mode()
+
+
+def mixed_calls(seed, least_calls):
+    """Call in turns what goes in several ways: async or not, with strides or not, as each rank likes."""
+    alike, mine = np.random.default_rng(seed), np.random.default_rng([seed, dist.get_rank()])
+    rank, size, works = dist.get_rank(), dist.get_world_size(), []
+    with measuring(least_calls) as group:
+        for turn in range(400):
+            count = int(alike.choice([4096, 5000, 70_000]))
+            taken = np.full((size, 2 * count), -1.0, np.float32)[:, :: int(mine.choice([1, 2]))][:, :count]
+            given = np.repeat(np.arange(size) + 10 * rank + turn, count).reshape(size, count).astype(np.float32)
+            if alike.random() < 0.2:
+                call, due = partial(group.broadcast, given if rank == 1 else taken, 1), np.arange(size) + 10 + turn
+            else:
+                call, due = partial(group.all_to_all_single, taken, given), 10 * np.arange(size) + rank + turn
+            work = call(async_op=True) if mine.random() < 0.3 else call()
+            works.append((work if hasattr(work, "wait") else None, given if call.args[0] is given else taken, due))
+            while len(works) > mine.integers(3):
+                work, array, due = works.pop(0)
+                if work is not None:
+                    work.wait()
+                assert np.array_equal(array, np.broadcast_to(due[:, None], array.shape)), turn
+        return [(choice.kind, choice.most_bytes, choice.chosen) for choice in group.usable_backend("test").choices()]
+
+
+@needs_linux
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("least_calls", [tuning._LEAST_CALLS, 40, 3])
+def test_however_each_rank_calls_all_count_the_same_calls(worlds, size, least_calls):
+    first, *others = worlds.world("gloo", size).run(mixed_calls, 3, least_calls)
+    assert others == [first] * (size - 1)
+
+
+def moved_apart():
+    """Call until a way is chosen; then again once the ranks have no common cache, and once they have one."""
+    x = np.ones(200_000, np.float32)
+    with measuring() as group:
+        backend = group.usable_backend("test")
+
+        def chosen_after(calls, is_far):
+            for _ in range(calls):
+                group.broadcast(x, 0)
+            assert backend._shm.tuning.is_far == is_far
+            [choice] = [choice for choice in backend.choices() if len(choice.ways) > 1]
+            return choice.chosen, len(choice.seconds)
+
+        near = chosen_after(900, False)
+        with far_from(-1):
+            far = chosen_after(900, True)
+        return near, far, chosen_after(90, False)
+
+
+def test_a_run_is_not_continued_where_it_was_left():
+    choices = Tuning(Mode.ON, None)
+    near = choices.trials("call", 8 << 20, ["guess", "other"])
+    near.add(10, None)
+    near.ended((0, 0), (1, 0))  # the first of a way
+    assert not near.ended((10, 0), (14, 0))
+    choices.moved(is_far=True)
+    assert choices.trials("call", 8 << 20, ["guess", "other"]) is not near
+    choices.moved(is_far=False)
+    assert choices.trials("call", 8 << 20, ["guess", "other"]) is near
+    assert not near.ended((900, 0), (904, 0)), "the first again"
+    assert [near.ended((begin, 0), (begin + 4, 0)) for begin in (910, 920, 930)] == [False, False, True]
+    assert near.take_run() == (3, [910, 934], 0)
+
+
+@needs_linux
+@pytest.mark.skipif(core.module is None, reason="without the core, the distance is not measured")
+@pytest.mark.parametrize("size", [2, 3])
+def test_there_is_a_choice_for_each_distance(worlds, size):
+    first, *others = worlds.world("gloo", size).run(moved_apart)
+    assert others == [first] * (size - 1)
+    near, far, near_again = first
+    assert None not in (near[0], far[0])
+    assert far[1] > 1, "all ways are measured anew"
+    assert near_again == near, "and no ways are where they have been"

@@ -40,11 +40,10 @@ if TYPE_CHECKING:
 # instead of 15, an all-to-all of 1 MiB 300 instead of 500.
 _READ_BYTES, _READ_BYTES_ON_SHARED_CORES = TUNED_BYTES, 256 << 10
 # Where ranks share cores, though, a block for all goes through the slots, whose readers take it out of the cache one
-# after another, and so do exchanges from so many bytes on, which the cache does not hold: copies out of a slot go
-# around it, those by the kernel do not. Large groups are left out: their slots are short, and their chunks many steps.
-# On 4 ranks, on 2 cores of an AMD EPYC, all-gathers of 1 to 64 MiB took 0.65 to 0.75 of the time so, broadcasts of 4 to
-# 64 MiB 0.8, exchanges of 8 and 16 MiB 0.75 to 0.85, but of 1 MiB 1.4 times as long.
-_CHUNKED_BYTES_ON_SHARED_CORES = 8 << 20
+# after another. Large groups are left out: their slots are short, and their chunks many steps. On 4 ranks, on 2 cores
+# of an AMD EPYC, all-gathers of 1 to 64 MiB took 0.65 to 0.75 of the time so, broadcasts of 4 to 64 MiB 0.8. Exchanges
+# took 0.6 to 1.0 of it in one state of the machine, and up to twice as long where the cores have no common cache, in
+# which reading is never bad.
 # Without the core, the longest block that moves through the slots although the kernel could copy it. While the slots
 # stay in the cache, two copies by the processor take less time than finding the block's pages, and the ranks copy in
 # the next chunk while others copy out the last. Measured on 2 and 4 ranks, on 2 cores.
@@ -115,9 +114,7 @@ def moves_through_slots(shm: ShmGroup, spec: TransferSpec, longest: int) -> bool
             return num_bytes < _READ_BYTES
         slot_bytes = shm.region.slots.slot_bytes
         is_for_all = spec.shared and spec.taker is None
-        is_exchange = spec.giver is None and spec.taker is None
-        is_long_exchange = is_exchange and num_bytes >= _CHUNKED_BYTES_ON_SHARED_CORES
-        if slot_bytes >= LARGE_GROUPS_SLOT and (is_for_all or is_long_exchange):
+        if slot_bytes >= LARGE_GROUPS_SLOT and is_for_all:
             return True
         is_broadcast = spec.shared and spec.giver is not None
         return num_bytes < (slot_bytes + 1 if is_broadcast else _READ_BYTES_ON_SHARED_CORES)

@@ -15,6 +15,7 @@ from meshdist.arrays.host import Array
 from meshdist.backends.backend_options import BackendOptions
 from meshdist.backends.base import Backend
 from meshdist.backends.gloo.published import Published, check_why_removed, check_withdrawn, publish
+from meshdist.backends.gloo.shm.cache_distance import CacheDistance
 from meshdist.backends.gloo.shm.descriptors import SharedDescriptors
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, FlagBarrier, PeerSet, flag_barrier_class
 from meshdist.backends.gloo.shm.mapping_cache import shared_memory
@@ -60,7 +61,10 @@ class ShmGroup:
         byte_slots: For each phase, every rank's slot as bytes.
         descriptors: The shared arrays of the ranks.
         tuning: Which ways to carry out calls are the fastest.
+        distance: How far the ranks' processors are apart; None if that is not measured.
     """
+
+    distance: CacheDistance | None = None
 
     def __init__(self, backend: Backend, segment: Segment) -> None:
         options = backend.options
@@ -121,6 +125,8 @@ class ShmGroup:
         mode = Mode(min(words[line(peer, TUNING)] for peer in ranks))
         has_cores = bool(shared & _HAS_CORES) or self.region.have_own_cores()
         self.tuning = Tuning(mode, cache, has_cores=has_cores)
+        if self.compiled and mode >= Mode.ON:  # else plans need no trials, and some count no calls
+            self.distance = CacheDistance(self.region, rank, self.backend.size)
         if not has_cores:
             self.barrier.fewest_spins = 1
             self.barrier.most_early_bytes = self.region.early_slots.slot_bytes

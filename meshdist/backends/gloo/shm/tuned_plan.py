@@ -72,17 +72,25 @@ class TunedPlan(BarrierPlan):
         super().__init__(shm.barrier, shm.backend, call)
         self._shm, self._rank, self._plans = shm, call.rank, plans
         self._kind, self._trials = kind_of(call), Trials.of_one_way(next(iter(plans)))
+        self._over: tuple[int, Sequence[str]] | None = None
         self._make, self._call = make, call.without_buffers()
 
     def over(self, num_bytes: int, names: Sequence[str]) -> TunedPlan:
         """The calls from now on are of this size, and the default is the first of `names`; return this plan."""
+        self._over = num_bytes, names
         self._trials = self._shm.tuning.trials(self._kind, num_bytes, names)
         return self
 
     @property
     def way(self) -> str:
         """The way of the next call."""
-        return self._trials.next
+        return self._trials_now().next
+
+    def _trials_now(self) -> Trials:
+        """Return the trials of the next call; there are others once the ranks are on other processors."""
+        if self._over is not None and self._trials.is_far != self._shm.tuning.is_far:
+            self.over(*self._over)
+        return self._trials
 
     def adopt_signature(self, signature: Signature) -> None:
         super().adopt_signature(signature)
@@ -90,26 +98,26 @@ class TunedPlan(BarrierPlan):
             plan.adopt_signature(signature)
 
     def run(self, send: Buffers, recv: Buffers) -> None:
-        began = self.begins()
-        self._next(send, recv).run(send, recv)
+        began, plan = self.begins(), self._next(send, recv)
+        plan.run(send, recv)
         self.conclude(began)
 
     def run_strided(self, send: Buffers, recv: Buffers, plain: Plain) -> None:
-        began = self.begins()
-        self._next(send, recv).run_strided(send, recv, plain)
+        began, plan = self.begins(), self._next(send, recv)
+        plan.run_strided(send, recv, plain)
         self.conclude(began)
 
     def first_step(self, send: Buffers, recv: Buffers) -> Callable[[], object]:
-        began = self.begins()
-        return partial(self._finish, self._next(send, recv).first_step(send, recv), began)
+        began, plan = self.begins(), self._next(send, recv)
+        return partial(self._finish, plan.first_step(send, recv), began)
 
     def _finish(self, rest: Callable[[], object], began: Moment | None) -> None:
         rest()
         self.conclude(began)
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
-        began = self.begins()
-        yield from self._next(send, recv).steps(send, recv)
+        began, plan = self.begins(), self._next(send, recv)
+        yield from plan.steps(send, recv)
         if self.ended(began):
             yield from self.compare()
 
@@ -126,7 +134,7 @@ class TunedPlan(BarrierPlan):
 
     def begins(self) -> Moment | None:
         """Return when a call begins; None if no ways are being tried."""
-        return self._now() if self._trials.goes_on else None
+        return self._now() if self._trials_now().goes_on else None
 
     def conclude(self, began: Moment | None) -> None:
         """Take in a call that was carried out in this way, and compare if the ranks are to."""
@@ -137,20 +145,34 @@ class TunedPlan(BarrierPlan):
         """Take in a call that was carried out in this way; return whether the ranks are to `compare` now."""
         if not self._trials.goes_on:
             self._trials.passed()
-            return False
+            return self._shm.distance is not None and self._shm.distance.is_due()
         now = self._now()
         return self._trials.ended(began or now, now)
 
     def compare(self) -> Iterator[BarrierWait]:
-        """Tell the others when this rank began and ended the calls of a run, and take in what all tell."""
-        trials, run = self._trials, self._trials.take_run()
+        """Tell the others when this rank began and ended the calls of a run, and take in what all tell.
+
+        They also tell how far apart they are; after a call that was no trial, only that.
+        """
+        distance, trials, run = self._shm.distance, self._trials, self._trials.take_run()
         remembered = self._shm.tuning.remembered(trials) if trials.is_first else None
         phase, region = self.barrier.flip(), self._shm.region
-        told = [-1 if remembered is None else remembered, run.num_preemptions + self._num_others(), *run.times]
+        sees_far = distance is not None and distance.write()
+        told = [
+            -1 if remembered is None else remembered,
+            sees_far,
+            run.num_preemptions + self._num_others(),
+            *run.times,
+        ]
         region.table(phase, self._rank).reshape(-1)[: len(told)] = told
         yield self.arrive()
         rows = [region.table(phase, peer).reshape(-1)[: len(told)].tolist() for peer in range(self.backend.size)]
-        known, preempted, *times = zip(*rows, strict=True)
+        known, far, preempted, *times = zip(*rows, strict=True)
+        if distance is not None:
+            distance.read(far)
+            self._shm.tuning.moved(is_far=distance.is_far)
+        if not run.num_calls:
+            return
         took = [max(ends) - max(begins) for begins, ends in zip(times[::2], times[1::2], strict=True)]
         trials.add(sum(took) // run.num_calls, known[0] if known[0] >= 0 else None, was_disturbed=any(preempted))
 

@@ -9,8 +9,9 @@ those that read, and took twice as long in a row).
 
 The choice is remembered for the machine once two jobs have made it: see `meshdist.system.tuning_cache`. It does not
 hold for ever: where the ranks' processors are, as the scheduler or the host of a virtual machine places them, decides
-which way is faster as much as the size does, and changes while a job runs. So the trials begin again after many calls,
-and the longer the choice has been right, the later. All ways give the same bits.
+which way is faster as much as the size does, and changes while a job runs. So there are other trials while these have
+no common cache (see cache_distance), and all trials begin again after many calls, and the longer the choice has been
+right, the later. All ways give the same bits.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ TUNED_BYTES = 32 << 10
 # The least bytes of a call that may be fastest in chunks.
 LEAST_IN_CHUNKS = 256 << 10
 # How many calls in a row are one measurement. Where ranks share cores, one may have carried out its part of several
-# before another gets the core: there the time of all counts, and what the program does between them with it.
-_CALLS_IN_A_RUN, _CALLS_ON_SHARED_CORES = 2, 3
+# before another gets the core: there the time of all counts, and what the program does between them with it. Of calls
+# that take less than a turn of the scheduler, more are needed: all-to-alls of 1 MiB that read, between 4 ranks on 2
+# cores, took nearly twice as long in runs of three as in long ones, and those through the slots did not.
+_CALLS_IN_A_RUN, _CALLS_ON_SHARED_CORES, _SHORT_CALLS_ON_SHARED_CORES = 2, 3, 8
+_SHORT_CALL_BYTES = 2 << 20
 # A way is dropped if it took this many times as long as the fastest, after one measurement, and after more: single
 # calls are delayed by other processes. The default is measured three times, as it is right on most machines.
 _HOPELESS, _TOO_SLOW = 3.0, 1.2
@@ -46,7 +50,7 @@ _LEAST_CALLS, _MOST_CALLS = 1000, 64_000
 _SERIOUS = 2.0
 # Another way must be faster than the default, or what was chosen, by this factor to be chosen; where ranks share cores,
 # whose turns change from call to call, by more.
-_WORTHWHILE, _WORTHWHILE_ON_SHARED_CORES = 1.05, 1.25
+_WORTHWHILE, _WORTHWHILE_ON_SHARED_CORES = 1.05, 1.5
 
 
 class Mode(IntEnum):
@@ -71,15 +75,23 @@ class Trials:
 
     Attributes:
         kind, most_bytes, ways: As in `Choice`.
+        is_far: They are those of calls between processors without a common cache.
         chosen: The number of the chosen way; None until the first trials have ended.
         goes_on: Ways are being tried.
         was_disturbed: The way was chosen although another process had the core of a rank in measured calls.
     """
 
     def __init__(
-        self, kind: str, most_bytes: int, ways: Sequence[str], *, measures: bool, has_cores: bool = True
+        self,
+        kind: str,
+        most_bytes: int,
+        ways: Sequence[str],
+        *,
+        measures: bool,
+        has_cores: bool = True,
+        is_far: bool = False,
     ) -> None:
-        self.kind, self.most_bytes = kind, most_bytes
+        self.kind, self.most_bytes, self.is_far = kind, most_bytes, is_far
         self.ways = ways
         self.chosen: int | None = None
         self.goes_on = True
@@ -97,7 +109,8 @@ class Trials:
         self._run = Run(0, [], 0)
         self._interval = self._calls_left = 0
         self._has_cores = has_cores
-        self._calls_in_a_run = _CALLS_IN_A_RUN if has_cores else _CALLS_ON_SHARED_CORES
+        on_shared_cores = _SHORT_CALLS_ON_SHARED_CORES if most_bytes <= _SHORT_CALL_BYTES else _CALLS_ON_SHARED_CORES
+        self._calls_in_a_run = _CALLS_IN_A_RUN if has_cores else on_shared_cores
         self._is_new = False  # the next call is the first of its way, in which pages are mapped
         self.was_disturbed = self._is_disturbed = False
 
@@ -115,7 +128,7 @@ class Trials:
 
     @property
     def key(self) -> str:
-        return f"{self.kind} {self.most_bytes}"
+        return f"{self.kind} {self.most_bytes}{' far' * self.is_far}"
 
     @property
     def is_final(self) -> bool:
@@ -143,6 +156,10 @@ class Trials:
         times = [times[0], ended[0]] if times and not self._has_cores else [*times, began[0], ended[0]]
         self._run = Run(num_calls + 1, times, num_preemptions + ended[1] - began[1])
         return self.is_first or num_calls + 1 == self._calls_in_a_run
+
+    def abandon_run(self) -> None:
+        """Begin the run again when calls go on."""
+        self._run, self._is_new = Run(0, [], 0), not self.is_first
 
     def take_run(self) -> Run:
         run, self._run = self._run, Run(0, [], 0)
@@ -216,26 +233,38 @@ class Tuning:
         mode: The least of what the ranks ask for.
         cache: The choices of earlier jobs; None if this is not rank 0, which tells the others.
         has_cores: There is a core for each rank of this host.
+
+    Attributes:
+        is_far: The ranks' processors have no common cache; the same on all ranks at the same call.
     """
 
     def __init__(self, mode: Mode, cache: TuningCache | None, *, has_cores: bool = False) -> None:
         self.mode = mode
-        self.has_cores = has_cores
+        self.has_cores, self.is_far = has_cores, False
         self._cache = cache
         self._trials: dict[tuple[Any, ...], Trials] = {}
 
     def trials(self, kind: str, num_bytes: int, ways: Sequence[str]) -> Trials:
-        """Return the trials of a kind of call of this size; the first of `ways`, by name, is the default."""
+        """Return the trials of a kind of call of this size, now; the first of `ways`, by name, is the default."""
         most = 1 << max(0, num_bytes - 1).bit_length()
-        key = kind, most, *ways
+        key = self.is_far, kind, most, *ways
         known = self._trials.get(key)
         if known is None:
             has_one = most < TUNED_BYTES or len(ways) == 1
             measures = self.mode >= Mode.ON and not has_one
-            known = self._trials[key] = Trials(kind, most, ways, measures=measures, has_cores=self.has_cores)
+            known = self._trials[key] = Trials(
+                kind, most, ways, measures=measures, has_cores=self.has_cores, is_far=self.is_far
+            )
             if self.mode is Mode.OFF or has_one:
                 known.settle(0)
         return known
+
+    def moved(self, *, is_far: bool) -> None:
+        """Note where the ranks' processors are."""
+        if is_far != self.is_far:
+            for trials in self._trials.values():
+                trials.abandon_run()
+        self.is_far = is_far
 
     def remembered(self, trials: Trials) -> int | None:
         if self._cache is None or self.mode is Mode.FORCE:
@@ -244,7 +273,8 @@ class Tuning:
         return trials.ways.index(way) if way in trials.ways else None
 
     def choices(self) -> list[Choice]:
-        return [trials.choice() for trials in self._trials.values()]
+        """Return the choices between the processors on which the ranks are now."""
+        return [trials.choice() for trials in self._trials.values() if trials.is_far == self.is_far]
 
     def save(self) -> None:
         """Remember what was measured; on a busy machine, only if that is asked for."""
