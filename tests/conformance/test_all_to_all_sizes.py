@@ -44,6 +44,23 @@ def test_rows_whose_sizes_change(world):
     world.run(rows_whose_sizes_change)
 
 
+def rows_of_which_some_ranks_know_nothing(elements):
+    """Only between ranks 1 and 2 do sizes change: rank 0 makes the same call all the time."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for salt in range(12):
+        to = np.full((size, size), elements)
+        to[1 % size, 2 % size] -= salt % 2
+        give, take = np.full(to[rank].sum(), 10.0 * salt + rank), np.full(to[:, rank].sum(), -1.0)
+        dist.all_to_all_single(take, give, to[:, rank].tolist(), to[rank].tolist())
+        due = np.repeat(10.0 * salt + np.arange(size), to[:, rank])
+        assert np.array_equal(take, due), (salt, np.unique(take), np.unique(due))
+
+
+@pytest.mark.parametrize("elements", [3, 3000, 100_000])
+def test_sizes_between_others_change(world_of_several, elements):
+    world_of_several.run(rows_of_which_some_ranks_know_nothing, elements)
+
+
 def sizes_that_differ_after_a_call_that_agreed(elements):
     rank, size, group = dist.get_rank(), dist.get_world_size(), dist.new_group()
     give = [np.zeros(elements) for _ in range(size)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,6 +64,8 @@ _SHORT_CHUNK = 256 << 10
 _WITH_SIZES, _WITH_SIZES_ON_SHARED_CORES = 32 << 10, 64 << 10
 
 READ, WRITTEN = "read by the receiver", "written by the sender"
+# What stands for the sizes of all blocks, in a word with the number of a way.
+_DIGEST_BYTES = 6
 # The longest block of an array with strides that moves through the slots: its rows are copied there, and from there,
 # instead of being packed.
 _MOST_STRIDED = 8 << 20
@@ -277,9 +280,10 @@ class AgreedMove(BarrierPlan):
     def _compiled_chunks(self, way: str, *, is_strided: bool) -> Chunks | None:
         """Return what moves the blocks in chunks, of which the first goes with the sizes; None if that is not the way.
 
-        In the place of addresses, the table has a number for the way. Ranks may have other ones, since the arrays of
-        some are strided: these are not part of the trials, and so have numbers of their own. A rank whose blocks may be
-        short has them in its slot.
+        In the place of addresses, the table has a number for the way and for the sizes that this rank has agreed to. So
+        all ranks see whether all have chosen the same way for the same sizes: those of one rank may be as they were
+        when others have got other ones. Ranks may have other ways, since the arrays of some are strided: these are not
+        part of the trials, and so have numbers of their own. A rank whose blocks may be short has them in its slot.
         """
         key = way, is_strided
         if key not in self._chunks:
@@ -288,7 +292,9 @@ class AgreedMove(BarrierPlan):
                 agreed = np.frombuffer(self._agreed, np.int64).reshape(self.backend.size, self.backend.size, 2)
                 table = np.pad(agreed, ((0, 0), (0, 0), (1, 1)))
                 own = self._sizes.copy()
-                table[:, :, 0] = own[:, 0] = -1 - 2 * list(self._moves).index(way) - is_strided
+                sizes = int.from_bytes(blake2b(self._agreed, digest_size=_DIGEST_BYTES).digest(), "little")
+                chosen = sizes * len(self._moves) + list(self._moves).index(way)
+                table[:, :, 0] = own[:, 0] = -1 - 2 * chosen - is_strided
                 chunks = move.compiled_chunks(Sizes(own, self._tables, self._rank, table.tobytes()))
             self._chunks[key] = chunks
         return self._chunks[key]
