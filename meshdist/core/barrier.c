@@ -229,7 +229,8 @@ static PyObject *barrier_signal_method(Barrier *self, PyObject *const *args, Py_
     }
     uint64_t word, fingerprint = PyLong_AsUnsignedLongLong(args[0]);
     if (PyErr_Occurred()
-        || (num_args == 2 && !PyArg_ParseTuple(args[1], "iipp", &awaited.first, &awaited.end, &awaited.in_order, &awaited.is_long)))
+        || (num_args == 2
+            && !PyArg_ParseTuple(args[1], "iipp", &awaited.first, &awaited.end, &awaited.in_order, &awaited.is_long)))
         return NULL;
     return barrier_signal(self, fingerprint, awaited, &word) < 0 ? NULL : PyLong_FromUnsignedLongLong(word);
 }

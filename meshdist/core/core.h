@@ -126,7 +126,7 @@ typedef struct {
     unsigned long long step, word, compared; /* the last step of which the calls have been compared */
     uint64_t fingerprint;                    /* of the call of this step */
     Awaited awaited;
-    unsigned int long_steps;                 /* bits, of the last NUM_PHASES steps */
+    unsigned int long_steps;                 /* bits, of the last steps */
     int phase, num_peers, num_bells, spins, fewest_spins;
     Py_ssize_t mine, calls; /* where this rank signals, and records its calls */
     Py_ssize_t *posts;      /* where the peers signal */

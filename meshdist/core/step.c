@@ -314,8 +314,8 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     struct Own own = {-1, -1, 0};
     int is_second = 0, yields = 0, streams = 0;
     if (!PyArg_ParseTuple(args, "O!KO((iipp)nS)OiiOOO|sCniOn(KK)SK(KK)(iin)ppp", barrier_type, &barrier, &fingerprint,
-                          &wait, &awaited.first, &awaited.end, &awaited.in_order, &awaited.is_long, &phase_bytes, &text, &keeps,
-                          &num_sent, &num_received, &puts, &takes, &kept, &op, &kind, &itemsize, &num_rows, &rows, &count,
+                          &wait, &awaited.first, &awaited.end, &awaited.in_order, &awaited.is_long, &phase_bytes, &text,
+                          &keeps, &num_sent, &num_received, &puts, &takes, &kept, &op, &kind, &itemsize, &num_rows, &rows, &count,
                           &even_total, &odd_total, &agreed, &sizes, &even_table, &odd_table, &own.row, &own.which,
                           &own.offset, &is_second, &yields, &streams))
         return NULL;

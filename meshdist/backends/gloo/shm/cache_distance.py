@@ -17,7 +17,7 @@ from meshdist.backends.gloo.shm.single_copy import address_of
 # From so many nanoseconds on, a cache line does not come out of a common cache. On an AMD EPYC it took 40 to 60 within
 # a group of cores, and 160 and more between two of them.
 _FAR_NS = 120
-# After so many calls the ranks look again; and after each, until so many more looks have said the one than the other:
+# After so many calls the ranks look again; and after each, until the looks of the one kind have outvoted the others:
 # single ones fail where lines have left the caches, or the processor has done something else.
 _CALLS, _VOTES = 32, 4
 # Of so many other ranks, the lines are timed.
@@ -28,16 +28,14 @@ class CacheDistance:
     """The distance of the ranks of a group; without the core, it is not measured.
 
     Attributes:
-        is_far: Two ranks have no common cache; the same on all ranks at the same call.
         calls_left: After so many tuned calls of the group the ranks look again.
     """
 
     def __init__(self, region: SharedRegion, rank: int, num_ranks: int) -> None:
-        self.is_far = False
-        self._sees_far = False
+        self._is_far = self._sees_far = False
         self._votes, self.calls_left = -_VOTES, _CALLS
         peers = [(rank + step) % num_ranks for step in range(1, min(num_ranks, _MOST_PEERS + 1))]
-        lines, byte, shape = region.lines, np.dtype(np.uint8), (region.lines.slot_bytes,)
+        lines, byte, shape = region.timed_lines, np.dtype(np.uint8), (region.timed_lines.slot_bytes,)
         region.reserve_slots(lines, rank, lines.slot_bytes)
         self._mine, *self._others = [address_of(lines.slot(0, peer, byte, shape)) for peer in (rank, *peers)]
 
@@ -51,11 +49,15 @@ class CacheDistance:
         core.module.write_lines(self._mine)
         return self._sees_far
 
-    def read(self, told: Iterable[bool]) -> None:
-        """After the step, time the lines of others, and take in what all have told."""
+    def read(self, told: Iterable[bool]) -> bool:
+        """After the step, time the lines of others, and take in what all have told.
+
+        Return whether two ranks have no common cache; all return the same.
+        """
         self._sees_far = any(core.module.time_lines(lines) > _FAR_NS for lines in self._others)
         self._votes = min(_VOTES, max(-_VOTES, self._votes + (1 if any(told) else -1)))
         is_clear = abs(self._votes) == _VOTES
         if is_clear:
-            self.is_far = self._votes > 0
+            self._is_far = self._votes > 0
         self.calls_left = _CALLS if is_clear else 1
+        return self._is_far

@@ -51,8 +51,8 @@ _STEP = 0xFFFFFFFF
 _LEFT, _FAILED, _MISMATCH = 1, 2, 3
 # How many steps a rank may be ahead of another when it returns from a call.
 AHEAD = NUM_PHASES // 2 - 1
-# In `_long_steps`: the steps of all phases, and that whose early slot the next step uses.
-_ALL_STEPS, _NEXT_EARLY_SLOT = (1 << NUM_PHASES) - 1, 1 << NUM_EARLY_SLOTS - 1
+# In `_long_steps`: the last steps, and that whose early slot the next step uses.
+_LAST_STEPS, _NEXT_EARLY_SLOT = (1 << NUM_EARLY_SLOTS) - 1, 1 << NUM_EARLY_SLOTS - 1
 # How often to poll before yielding: some microseconds, the delay of a peer in the same call. Fewer after a poll in
 # vain; once, where more ranks than cores are known of: polling keeps peers from running. Then, how often to yield
 # before sleeping.
@@ -174,7 +174,7 @@ class FlagBarrier:
         self.step = step = self.step + 1
         self._word = word = fingerprint & ~_STEP | step & _STEP
         self._first, self._end, self._in_order, is_long = awaited
-        self._long_steps = self._long_steps << 1 & _ALL_STEPS | is_long
+        self._long_steps = self._long_steps << 1 & _LAST_STEPS | is_long
         words, mine = self._words, self._mine + SIGNAL_PLACES[step % NUM_PHASES]
         words[mine + FINGERPRINT] = fingerprint
         words[mine] = word

@@ -9,7 +9,7 @@ mail    a byte for each rank: 1 if another rank has made a channel for messages 
 texts   how a rank has left, a Departure; or its call, after a mismatch
 calls   the last calls of each rank from which it returned before the others had come: the step, the length, the text
 small slots  data of few bytes for the other ranks; for each rank one for each phase of its signals
-lines   cache lines that the other ranks time: see cache_distance
+timed lines  cache lines for the other ranks to time: see cache_distance
 slots   data for the other ranks; two for each rank, used in turn
 early slots  the same for calls from which ranks return before the others have come; four for each rank, used in turn
 """
@@ -81,7 +81,7 @@ class SharedRegion:
         self.slots = Slots(segment, num_ranks, sizes.slots, 2, slot_bytes(num_ranks))
         self.early_slots = Slots(segment, num_ranks, sizes.early_slots, NUM_EARLY_SLOTS, slot_bytes(num_ranks))
         self.small_slots = Slots(segment, num_ranks, sizes.small_slots, NUM_PHASES, SMALL_SLOT_BYTES)
-        self.lines = Slots(segment, num_ranks, sizes.lines, 1, LINES_BYTES)
+        self.timed_lines = Slots(segment, num_ranks, sizes.timed_lines, 1, LINES_BYTES)
         self._segment = segment
         self._num_ranks = num_ranks
         self._sizes = sizes
@@ -264,8 +264,8 @@ class _Sizes:
         self.texts = _up(self.mail + num_ranks, PAGE)
         self.calls = self.texts + num_ranks * TEXT_BYTES
         self.small_slots = self.calls + num_ranks * NUM_PHASES * CALL_WORDS * WORD
-        self.lines = _up(self.small_slots + num_ranks * NUM_PHASES * SMALL_SLOT_BYTES, PAGE)
-        self.slots = _up(self.lines + num_ranks * LINES_BYTES, PAGE)
+        self.timed_lines = _up(self.small_slots + num_ranks * NUM_PHASES * SMALL_SLOT_BYTES, PAGE)
+        self.slots = _up(self.timed_lines + num_ranks * LINES_BYTES, PAGE)
         self.early_slots = self.slots + 2 * num_ranks * slot_bytes(num_ranks)
         self.end = self.early_slots + NUM_EARLY_SLOTS * num_ranks * slot_bytes(num_ranks)
 

@@ -155,7 +155,7 @@ class TunedPlan(BarrierPlan):
         They also tell how far apart they are; after a call that was no trial, only that.
         """
         distance, trials, run = self._shm.distance, self._trials, self._trials.take_run()
-        remembered = self._shm.tuning.remembered(trials) if trials.is_first else None
+        remembered = self._shm.tuning.remembered(trials) if run.num_calls and trials.is_first else None
         phase, region = self.barrier.flip(), self._shm.region
         sees_far = distance is not None and distance.write()
         told = [
@@ -168,13 +168,11 @@ class TunedPlan(BarrierPlan):
         yield self.arrive()
         rows = [region.table(phase, peer).reshape(-1)[: len(told)].tolist() for peer in range(self.backend.size)]
         known, far, preempted, *times = zip(*rows, strict=True)
+        if run.num_calls:
+            took = [max(ends) - max(begins) for begins, ends in zip(times[::2], times[1::2], strict=True)]
+            trials.add(sum(took) // run.num_calls, known[0] if known[0] >= 0 else None, was_disturbed=any(preempted))
         if distance is not None:
-            distance.read(far)
-            self._shm.tuning.moved(is_far=distance.is_far)
-        if not run.num_calls:
-            return
-        took = [max(ends) - max(begins) for begins, ends in zip(times[::2], times[1::2], strict=True)]
-        trials.add(sum(took) // run.num_calls, known[0] if known[0] >= 0 else None, was_disturbed=any(preempted))
+            self._shm.tuning.moved(is_far=distance.read(far))
 
     def _now(self) -> Moment:
         """Return the time, and how often other processes have taken this rank's core; ranks that share cores do so."""
