@@ -120,6 +120,7 @@ def ctrl_c() -> str:
             until(lambda: len(os.listdir(began)) == 2, "both ranks run", 60)
             os.kill(os.getpid(), signal.SIGINT)
 
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of shells ignore it
         threading.Thread(target=send, daemon=True).start()
         try:
             meshdist.ray.run(wait_for_ctrl_c, 2, args=(began,))
