@@ -34,15 +34,22 @@ def test_lines_that_were_just_written_are_near(distances):
 def told(distance, *answers):
     for answer in answers:
         is_far = distance.read([False, answer, False])
-    return is_far, distance.calls_left
+    return is_far, distance.is_due(1 << 20)
 
 
 def test_ranks_are_far_apart_once_one_has_seen_that_several_times(distances):
     distance = distances[0]
-    often = told(distance, False)[1]
-    assert told(distance, True) == (False, 1), "they look again after the next call"
-    assert told(distance, *[True] * 6) == (False, 1)
-    assert told(distance, True) == (True, often)
-    assert told(distance, False) == (True, 1)
-    assert told(distance, True) == (True, often)
-    assert told(distance, *[False] * 8) == (False, often)
+    assert told(distance, False) == (False, False)
+    assert told(distance, True) == (False, True), "they look again after the next call"
+    assert told(distance, *[True] * 6) == (False, True)
+    assert told(distance, True) == (True, False)
+    assert told(distance, False) == (True, True)
+    assert told(distance, True) == (True, False)
+    assert told(distance, *[False] * 8) == (False, False)
+
+
+def test_they_look_again_after_so_many_bytes(distances):
+    few, many = distances[:2]
+    num_calls = [next(k for k in range(1, 10**6) if each.is_due(size)) for each, size in ((few, 64), (many, 16 << 20))]
+    assert num_calls[0] > 1000
+    assert num_calls[1] < 10

@@ -556,7 +556,7 @@ def moved_apart():
         near = chosen_after(900, False)
         with far_from(-1):
             far = chosen_after(900, True)
-        return near, far, chosen_after(90, False)
+        return near, far, chosen_after(300, False)
 
 
 def test_a_run_is_not_continued_where_it_was_left():

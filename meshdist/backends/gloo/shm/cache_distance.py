@@ -17,32 +17,30 @@ from meshdist.backends.gloo.shm.single_copy import address_of
 # From so many nanoseconds on, a cache line does not come out of a common cache. On an AMD EPYC it took 40 to 60 within
 # a group of cores, and 160 and more between two of them.
 _FAR_NS = 120
-# After so many calls the ranks look again; and after each, until the looks of the one kind have outvoted the others:
-# single ones fail where lines have left the caches, or the processor has done something else.
-_CALLS, _VOTES = 32, 4
+# The ranks look again after calls of so many bytes, of which each counts as some more: about every 20 ms. A look takes
+# 4 ranks on 2 cores some tenths of a millisecond: after every 32 calls, those of 64 KiB took three times as long.
+# Then they look after each call until the looks of the one kind have outvoted the others: single ones fail where lines
+# have left the caches, or the processor has done something else.
+_BYTES, _BYTES_OF_A_CALL, _VOTES = 128 << 20, 40 << 10, 4
 # Of so many other ranks, the lines are timed.
 _MOST_PEERS = 3
 
 
 class CacheDistance:
-    """The distance of the ranks of a group; without the core, it is not measured.
-
-    Attributes:
-        calls_left: After so many tuned calls of the group the ranks look again.
-    """
+    """The distance of the ranks of a group; without the core, it is not measured."""
 
     def __init__(self, region: SharedRegion, rank: int, num_ranks: int) -> None:
         self._is_far = self._sees_far = False
-        self._votes, self.calls_left = -_VOTES, _CALLS
+        self._votes, self._bytes_left = -_VOTES, _BYTES
         peers = [(rank + step) % num_ranks for step in range(1, min(num_ranks, _MOST_PEERS + 1))]
         lines, byte, shape = region.timed_lines, np.dtype(np.uint8), (region.timed_lines.slot_bytes,)
         region.reserve_slots(lines, rank, lines.slot_bytes)
         self._mine, *self._others = [address_of(lines.slot(0, peer, byte, shape)) for peer in (rank, *peers)]
 
-    def is_due(self) -> bool:
-        """Count a call; return whether the ranks are to look again after it."""
-        self.calls_left -= 1
-        return self.calls_left == 0
+    def is_due(self, num_bytes: int) -> bool:
+        """Count a call of so many bytes, equal on all ranks; return whether they are to look again after it."""
+        self._bytes_left -= num_bytes + _BYTES_OF_A_CALL
+        return self._bytes_left <= 0
 
     def write(self) -> bool:
         """Write this rank's lines, before a step; return what it has seen the last time."""
@@ -59,5 +57,5 @@ class CacheDistance:
         is_clear = abs(self._votes) == _VOTES
         if is_clear:
             self._is_far = self._votes > 0
-        self.calls_left = _CALLS if is_clear else 1
+        self._bytes_left = _BYTES if is_clear else 0
         return self._is_far

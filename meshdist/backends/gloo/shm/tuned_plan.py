@@ -145,7 +145,8 @@ class TunedPlan(BarrierPlan):
         """Take in a call that was carried out in this way; return whether the ranks are to `compare` now."""
         if not self._trials.goes_on:
             self._trials.passed()
-            return self._shm.distance is not None and self._shm.distance.is_due()
+            num_bytes, _ = self._over or (0, ())
+            return self._shm.distance is not None and self._shm.distance.is_due(num_bytes)
         now = self._now()
         return self._trials.ended(began or now, now)
 
@@ -161,7 +162,7 @@ class TunedPlan(BarrierPlan):
         told = [
             -1 if remembered is None else remembered,
             sees_far,
-            run.num_preemptions + self._num_others(),
+            run.num_preemptions + self._num_others() if run.num_calls else 0,
             *run.times,
         ]
         region.table(phase, self._rank).reshape(-1)[: len(told)] = told
