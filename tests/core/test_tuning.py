@@ -553,10 +553,10 @@ def moved_apart():
             [choice] = [choice for choice in backend.choices() if len(choice.ways) > 1]
             return choice.chosen, len(choice.seconds)
 
-        near = chosen_after(900, False)
+        near = chosen_after(400, False)
         with far_from(-1):
-            far = chosen_after(900, True)
-        return near, far, chosen_after(300, False)
+            far = chosen_after(700, True)
+        return near, far, chosen_after(450, False)
 
 
 def test_a_run_is_not_continued_where_it_was_left():
