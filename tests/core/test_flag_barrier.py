@@ -12,8 +12,8 @@ from meshdist.backends.gloo.shm.flag_barrier import (
     BarrierWait,
     FlagBarrier,
     PeerSet,
-    flag_barrier_class,
 )
+from meshdist.backends.gloo.shm.flag_barrier_kinds import flag_barrier_class
 from meshdist.backends.gloo.shm.segment import create
 from meshdist.backends.gloo.shm.shared_region import NUM_EARLY_SLOTS, NUM_PHASES, STATE, SharedRegion
 from meshdist.errors import DistBackendError

@@ -22,11 +22,9 @@ the end of the step before that, a rank waits until all have signalled step s + 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from meshdist import core
 from meshdist.arrays.host import Array
-from meshdist.backends.gloo.shm.segment import KEEPS_ORDER, fence
 from meshdist.backends.gloo.shm.shared_region import (
     CALL_WORDS,
     FINGERPRINT,
@@ -65,7 +63,7 @@ class Awaited(NamedTuple):
     Attributes:
         first, end: Those from the first up to the end.
         in_order: Each of them waits for those before it; else several of them wait for none.
-        is_long: The call uses an early slot, or none.
+        is_long: The slots of the call are the early ones, of which there are few.
     """
 
     first: int
@@ -471,42 +469,3 @@ class BarrierWait(Waitable):
     def awaits(self) -> list[int]:
         members = self._barrier.members
         return [members.ranks[members.number(peer)] for peer in self._barrier.absent(self.word)]
-
-
-class FencedFlagBarrier(FlagBarrier):
-    """For processors that may reorder stores and loads: all but x86-64."""
-
-    def signal(self, fingerprint: int, awaited: Awaited = ALL) -> int:
-        # Before the signal, as all that this rank has written before.
-        self._words[self._mine + _place(self.step + 1) + FINGERPRINT] = fingerprint
-        fence()
-        return super().signal(fingerprint, awaited)
-
-    def _is_same_call(self, step: int, signals: Sequence[int]) -> bool:
-        fence()
-        return super()._is_same_call(step, signals)
-
-    def await_others(self, word: int, plan: LongWait) -> None:
-        super().await_others(word, plan)
-        fence()
-
-    def arrived(self, word: int) -> bool:
-        arrived = super().arrived(word)
-        fence()
-        return arrived
-
-
-if TYPE_CHECKING or core.module is not None:
-
-    class CompiledFlagBarrier(core.Barrier, FlagBarrier):
-        """The core signals and waits; it has acquire and release order on all processors."""
-
-        def __init__(self, region: SharedRegion, rank: int, num_ranks: int, members: PeerSet) -> None:
-            FlagBarrier.__init__(self, region, rank, num_ranks, members)
-            self.attach(self._words, self._mine, self._signals, self._bells, region.call_words(rank))
-
-
-def flag_barrier_class() -> type[FlagBarrier]:
-    if core.module is not None:
-        return CompiledFlagBarrier
-    return FlagBarrier if KEEPS_ORDER else FencedFlagBarrier

@@ -218,7 +218,7 @@ class SharedRegion:
 
 
 class Slots:
-    """Slots of equal size, a number for each rank; see `collectives.dataflow.Slots`.
+    """Slots of equal size, as many for each rank; see `collectives.dataflow.Slots`.
 
     Attributes:
         num_slots: How many each rank has; it uses them in turn.

@@ -17,7 +17,8 @@ from meshdist.backends.base import Backend
 from meshdist.backends.gloo.published import Published, check_why_removed, check_withdrawn, publish
 from meshdist.backends.gloo.shm.cache_distance import CacheDistance
 from meshdist.backends.gloo.shm.descriptors import SharedDescriptors
-from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, FlagBarrier, PeerSet, flag_barrier_class
+from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, FlagBarrier, PeerSet
+from meshdist.backends.gloo.shm.flag_barrier_kinds import flag_barrier_class
 from meshdist.backends.gloo.shm.mapping_cache import shared_memory
 from meshdist.backends.gloo.shm.segment import Segment, create, find
 from meshdist.backends.gloo.shm.shared_region import ABILITIES, TOKEN, TRIAL, TUNING, SharedRegion, Slots

@@ -72,12 +72,13 @@ class TunedPlan(BarrierPlan):
         super().__init__(shm.barrier, shm.backend, call)
         self._shm, self._rank, self._plans = shm, call.rank, plans
         self._kind, self._trials = kind_of(call), Trials.of_one_way(next(iter(plans)))
-        self._over: tuple[int, Sequence[str]] | None = None
+        self._num_bytes = 0
+        self._names: tuple[str, ...] = ()  # none before `over`
         self._make, self._call = make, call.without_buffers()
 
     def over(self, num_bytes: int, names: Sequence[str]) -> TunedPlan:
         """The calls from now on are of this size, and the default is the first of `names`; return this plan."""
-        self._over = num_bytes, names
+        self._num_bytes, self._names = num_bytes, tuple(names)
         self._trials = self._shm.tuning.trials(self._kind, num_bytes, names)
         return self
 
@@ -88,8 +89,8 @@ class TunedPlan(BarrierPlan):
 
     def _trials_now(self) -> Trials:
         """Return the trials of the next call; there are others once the ranks are on other processors."""
-        if self._over is not None and self._trials.is_far != self._shm.tuning.is_far:
-            self.over(*self._over)
+        if self._names and self._trials.is_far != self._shm.tuning.is_far:
+            self.over(self._num_bytes, self._names)
         return self._trials
 
     def adopt_signature(self, signature: Signature) -> None:
@@ -145,8 +146,7 @@ class TunedPlan(BarrierPlan):
         """Take in a call that was carried out in this way; return whether the ranks are to `compare` now."""
         if not self._trials.goes_on:
             self._trials.passed()
-            num_bytes, _ = self._over or (0, ())
-            return self._shm.distance is not None and self._shm.distance.is_due(num_bytes)
+            return self._shm.distance is not None and self._shm.distance.is_due(self._num_bytes)
         now = self._now()
         return self._trials.ended(began or now, now)
 
