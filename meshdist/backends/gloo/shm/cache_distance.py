@@ -14,9 +14,9 @@ from meshdist import core
 from meshdist.backends.gloo.shm.shared_region import SharedRegion
 from meshdist.backends.gloo.shm.single_copy import address_of
 
-# From so many nanoseconds on, a cache line does not come out of a common cache. On an AMD EPYC it took 40 to 60 within
-# a group of cores, and 160 and more between two of them.
-_FAR_NS = 120
+# From so many nanoseconds on, a cache line does not come out of a common cache. On an AMD EPYC it takes 15 to 50 within
+# a group of cores, and 110 and more between two of them.
+_FAR_NS = 90
 # The ranks look again after calls of so many bytes, of which each counts as some more: about every 20 ms. A look takes
 # 4 ranks on 2 cores some tenths of a millisecond: after every 32 calls, those of 64 KiB took three times as long.
 # Then they look after each call until the looks of the one kind have outvoted the others: single ones fail where lines
