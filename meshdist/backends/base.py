@@ -49,6 +49,7 @@ class Choice(NamedTuple):
         chosen: The number of the chosen way; None while they are tried.
         seconds: The shortest time measured of each way, on the slowest rank; empty if the choice was remembered.
         worthwhile: Another way than the default is chosen if the default takes more than so many times as long.
+        is_far: It is for calls between processors without a common cache.
     """
 
     kind: str
@@ -57,6 +58,12 @@ class Choice(NamedTuple):
     chosen: int | None
     seconds: Mapping[str, float]
     worthwhile: float = 1.0
+    is_far: bool = False
+
+    @property
+    def title(self) -> str:
+        """The kind of call, and between which processors."""
+        return f"{self.kind}, between processors without a common cache" if self.is_far else self.kind
 
 
 class Plan(ABC):

@@ -17,12 +17,11 @@ from meshdist.bench.measuring import Effort, Row, measure, tune
 from meshdist.bench.operations import OPERATIONS, Setting, elements, is_in_place
 from meshdist.bench.results import (
     head,
-    head_of_ways,
     legend,
     line,
-    lines_of_ways,
     series,
     show_size,
+    tables_of_ways,
     write_csv,
     write_json,
 )
@@ -173,23 +172,20 @@ def _measure_all(options: Namespace) -> int:
 
 
 def _tune_all(options: Namespace, setting: Setting) -> int:
-    prints, found, kind = setting.rank == 0, [], ""
+    prints, found = setting.rank == 0, []
     width = terminal_width()
     if prints:
         print(fold(_about(options, setting.num_ranks), width))
     for name in options.collectives:
-        for num_bytes in _sizes(name, options, setting):
-            for choice in tune(name, num_bytes, setting):
-                found.append(choice)
-                if prints and choice.kind != kind:
-                    print("\n" + head_of_ways(choice.kind))
-                kind = choice.kind
-                if prints:
-                    print("\n".join(lines_of_ways(choice)), flush=True)
+        own = [choice for num_bytes in _sizes(name, options, setting) for choice in tune(name, num_bytes, setting)]
+        found += own
+        if prints:
+            for table in tables_of_ways(own):
+                print("\n" + table, flush=True)
     if prints and not found:
         print("\nNothing was measured: each of these calls has only one algorithm here.")
     elif prints:
-        said = "Times are means of two calls on the slowest rank, the shortest of up to ten."
+        said = "Times are means of a few calls on the slowest rank, the shortest of up to ten."
         said += " The choices are remembered for later jobs. docs/performance.md#algorithms explains the algorithms."
         print(f"\n{fold(said, width, hanging=0)}")
         if options.plot is not None:

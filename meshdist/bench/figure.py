@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -122,18 +122,22 @@ def _label_sizes(axes: Any, sizes: Sequence[int]) -> None:
 
 def draw_choices(path: Path, choices: Sequence[Choice], title: str) -> None:
     """Draw the time of each algorithm by size, a picture for each kind of call; the chosen ones have a circle."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     measured = [choice for choice in choices if choice.seconds]
-    kinds = list(dict.fromkeys(choice.kind for choice in measured))
+    kinds = list(dict.fromkeys(choice.title for choice in measured))
+    colours = dict(
+        zip(dict.fromkeys(way for choice in measured for way in choice.ways), cycle(colormaps["tab20"].colors))
+    )
     figure = Figure(figsize=(8, 0.6 + 3.2 * max(1, len(kinds))), layout="constrained")
     figure.suptitle(title, fontsize=11)
     for number, kind in enumerate(kinds):
         axes = figure.add_subplot(len(kinds), 1, number + 1)
-        own = [choice for choice in measured if choice.kind == kind]
+        own = [choice for choice in measured if choice.title == kind]
         for way in dict.fromkeys(way for choice in own for way in choice.seconds):
             times = {choice.most_bytes: 1e6 * choice.seconds[way] for choice in own if way in choice.seconds}
-            axes.loglog(times.keys(), times.values(), marker=".", label=way)
+            axes.loglog(times.keys(), times.values(), marker=".", label=way, color=colours[way])
         fastest = {c.most_bytes: 1e6 * c.seconds[c.ways[c.chosen]] for c in own if c.chosen is not None}
         axes.loglog(
             fastest.keys(), fastest.values(), "o", markersize=9, fillstyle="none", color="black", label="chosen"

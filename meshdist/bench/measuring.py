@@ -80,7 +80,11 @@ def measure(name: str, operation: Operation, num_bytes: int, setting: Setting, e
 def tune(name: str, num_bytes: int, setting: Setting) -> list[Choice]:
     """Call one operation at one size until its way is chosen; return the choices that are new. All ranks call it."""
     backend = current_world().default_group.usable_backend("bench")
-    before = {(choice.kind, choice.most_bytes) for choice in backend.choices() if choice.chosen is not None}
+    before = {(choice.title, choice.most_bytes) for choice in backend.choices()}
+
+    def new_choices() -> list[Choice]:
+        return [choice for choice in backend.choices() if (choice.title, choice.most_bytes) not in before]
+
     give, take = arrays(OPERATIONS[name], num_bytes, setting)
     call = OPERATIONS[name].prepare(setting, give, take)
     give.fill(0)
@@ -88,17 +92,14 @@ def tune(name: str, num_bytes: int, setting: Setting) -> list[Choice]:
     call()
     # The trials of all ranks end at the same call.
     for _ in range(_MOST_TUNING_CALLS):
-        # There are none after a change of how far the processors are apart, until the next call.
-        choices = backend.choices()
-        if choices and all(choice.chosen is not None for choice in choices):
+        # If the processors move apart meanwhile, or together again, trials of one of both are enough.
+        choices = new_choices()
+        chosen = {(choice.kind, choice.most_bytes) for choice in choices if choice.chosen is not None}
+        if all((choice.kind, choice.most_bytes) in chosen for choice in choices):
             break
         call()
     dist.barrier()
-    return [
-        choice
-        for choice in backend.choices()
-        if choice.chosen is not None and len(choice.ways) > 1 and (choice.kind, choice.most_bytes) not in before
-    ]
+    return [choice for choice in new_choices() if choice.chosen is not None and len(choice.ways) > 1]
 
 
 def _wrong(

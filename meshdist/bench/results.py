@@ -99,9 +99,11 @@ def lines_of_ways(choice: Choice) -> Iterator[str]:
         size = ""
 
 
-def head_of_ways(kind: str) -> str:
-    """Return the head of the table of one kind of call."""
-    return f"{kind}\n{_row_of_ways('up to', 'us', 'algorithm')}"
+def tables_of_ways(choices: Sequence[Choice]) -> Iterator[str]:
+    """Return a table for each kind of call among the choices."""
+    for title in dict.fromkeys(choice.title for choice in choices):
+        rows = [row for choice in choices if choice.title == title for row in lines_of_ways(choice)]
+        yield "\n".join([title, _row_of_ways("up to", "us", "algorithm"), *rows])
 
 
 def _row_of_ways(size: str, micros: str, way: str) -> str:

@@ -37,17 +37,26 @@ def rows_of(path):
 
 
 class SlowlyDecided:
-    """Stands in for a world whose backend has chosen after so many calls, and for the operation that is called."""
+    """Stands in for a world whose backend has chosen after so many calls, and for the operation that is called.
 
-    def __init__(self, calls):
-        self.left = calls
+    Of another kind of call, trials have been left when the processors moved; `moves` makes others for this one then.
+    """
+
+    def __init__(self, calls, moves=False):
+        self.calls = self.left = calls
+        self.moves = moves
         self.default_group = self
 
     def usable_backend(self, of):
         return self
 
     def choices(self):
-        return [Choice("all_reduce", 512, ("a", "b"), None if self.left > 0 else 1, {})]
+        left = Choice("broadcast", 512, ("a", "b"), None, {})
+        if self.left == self.calls:
+            return [left]
+        own = left._replace(kind="all_reduce")
+        chosen = own._replace(chosen=None if self.left > 0 else 1, is_far=self.moves)
+        return [left, own, chosen] if self.moves else [left, chosen]
 
     def prepare(self, setting, give, take):
         return self.call
@@ -57,8 +66,9 @@ class SlowlyDecided:
 
 
 @pytest.mark.parametrize("calls", [1, 43])  # on a busy machine, calls are repeated
-def test_tuning_goes_on_until_a_way_is_chosen(monkeypatch, calls):
-    world = SlowlyDecided(calls)
+@pytest.mark.parametrize("moves", [False, True])
+def test_tuning_goes_on_until_a_way_is_chosen(monkeypatch, calls, moves):
+    world = SlowlyDecided(calls, moves)
     monkeypatch.setattr(measuring, "current_world", lambda: world)
     monkeypatch.setattr(measuring, "arrays", lambda *_: (np.zeros(1), np.zeros(1)))
     monkeypatch.setattr(measuring, "OPERATIONS", {"all_reduce": world})

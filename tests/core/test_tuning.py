@@ -559,7 +559,7 @@ def moved_apart():
             for _ in range(calls):
                 group.broadcast(x, 0)
             assert backend._shm.tuning.is_far == is_far
-            [choice] = [choice for choice in backend.choices() if len(choice.ways) > 1]
+            [choice] = [choice for choice in backend.choices() if len(choice.ways) > 1 and choice.is_far == is_far]
             return choice.chosen, len(choice.seconds)
 
         near = chosen_after(400, False)

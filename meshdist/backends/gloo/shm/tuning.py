@@ -143,7 +143,7 @@ class Trials:
 
     def choice(self) -> Choice:
         times = {way: 1e-9 * ns for way, ns in zip(self.ways, self.shortest_ns, strict=True) if ns is not None}
-        return Choice(self.kind, self.most_bytes, tuple(self.ways), self.chosen, times, self._worthwhile)
+        return Choice(self.kind, self.most_bytes, tuple(self.ways), self.chosen, times, self._worthwhile, self.is_far)
 
     @property
     def is_first(self) -> bool:
@@ -276,8 +276,7 @@ class Tuning:
         return trials.ways.index(way) if way in trials.ways else None
 
     def choices(self) -> list[Choice]:
-        """Return the choices between the processors on which the ranks are now."""
-        return [trials.choice() for trials in self._trials.values() if trials.is_far == self.is_far]
+        return [trials.choice() for trials in self._trials.values()]
 
     def save(self) -> None:
         """Remember what was measured; on a busy machine, only if that is asked for."""
