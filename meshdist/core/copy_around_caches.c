@@ -42,9 +42,9 @@ static void stream_lines(char *to, const char *from, Py_ssize_t size)
 static void stream_bytes(char *to, const char *from, Py_ssize_t size)
 {
     Py_ssize_t before = -(uintptr_t)to & (LINE - 1), lines = (size - before) & -(Py_ssize_t)LINE;
-    memcpy(to, from, before);
+    copy_bytes(to, from, before);
     stream_lines(to + before, from + before, lines);
-    memcpy(to + before + lines, from + before + lines, size - before - lines);
+    copy_bytes(to + before + lines, from + before + lines, size - before - lines);
 }
 
 /* The time when all stores so far have been carried out. */
@@ -60,7 +60,7 @@ static Py_ssize_t compare(Pace *pace, char *to, const char *from)
     uint64_t begin = time_of_stores();
     stream_bytes(to, from, TIMED);
     uint64_t middle = time_of_stores();
-    memcpy(to + TIMED, from + TIMED, TIMED);
+    copy_bytes(to + TIMED, from + TIMED, TIMED);
     uint64_t end = time_of_stores();
     bool is_better = 2 * (end - middle) > 3 * (middle - begin);
     if (is_better && pace->votes < VOTES)
@@ -75,7 +75,7 @@ static Py_ssize_t compare(Pace *pace, char *to, const char *from)
 void copy_out(Pace *pace, char *to, const char *from, Py_ssize_t size)
 {
     if (size < SHORTEST) {
-        memcpy(to, from, size);
+        copy_bytes(to, from, size);
         return;
     }
     bool is_timed = size >= SHORTEST_TIMED && ++pace->copies % PERIOD == 0;
@@ -83,21 +83,23 @@ void copy_out(Pace *pace, char *to, const char *from, Py_ssize_t size)
     if (pace->streams && size - done >= SHORTEST)
         stream_bytes(to + done, from + done, size - done);
     else
-        memcpy(to + done, from + done, size - done);
+        copy_bytes(to + done, from + done, size - done);
 }
 
 void copy_in(bool streams, char *to, const char *from, Py_ssize_t size)
 {
     bool overlaps = to < from + size && from < to + size;
-    if (streams && size >= SHORTEST && !overlaps)
+    if (overlaps)
+        memmove(to, from, size);
+    else if (streams && size >= SHORTEST)
         stream_bytes(to, from, size);
     else
-        memmove(to, from, size);
+        copy_bytes(to, from, size);
 }
 
 #else
 
-void copy_out(Pace *pace, char *to, const char *from, Py_ssize_t size) { memcpy(to, from, size); }
+void copy_out(Pace *pace, char *to, const char *from, Py_ssize_t size) { copy_bytes(to, from, size); }
 void copy_in(bool streams, char *to, const char *from, Py_ssize_t size) { memmove(to, from, size); }
 
 #endif

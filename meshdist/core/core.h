@@ -78,6 +78,29 @@ enum { TAKEN_NS = 1000000 };
 enum { MOST_BYTES_AWAITED = 32 << 20 };
 static inline int64_t for_bytes(int64_t ns, Py_ssize_t num_bytes) { return ns + least(num_bytes, MOST_BYTES_AWAITED) / 2; }
 
+/* ---- page_aliasing.c: copies for which `rep movsb` is slow */
+/* What is written is less than so much further in its page than what is read; and shorter copies do not matter. */
+enum { ALIASED = 32, SHORTEST_ALIASED = 2 << 10 };
+static inline bool is_aliased(uintptr_t to, uintptr_t from)
+{
+    uintptr_t further = (to - from) % 4096;
+    return further > 0 && further < ALIASED;
+}
+void copy_aliased(char *to, const char *from, Py_ssize_t size);
+/* What the C library's copies are used for here. */
+static inline void copy_bytes(char *to, const char *from, Py_ssize_t size)
+{
+    if (size >= SHORTEST_ALIASED && is_aliased((uintptr_t)to, (uintptr_t)from))
+        copy_aliased(to, from, size);
+    else
+        memcpy(to, from, size);
+}
+/* Memory through which to copy from or to an address of another process, instead of straight to or from this one's own,
+   `detour_bytes` at once, until `end_detour`; NULL if there is no need, or another thread uses it. */
+char *begin_detour(uintptr_t to, uintptr_t from, uintptr_t other, Py_ssize_t size);
+void end_detour(void);
+extern const Py_ssize_t detour_bytes;
+
 /* ---- copy_around_caches.c: copies that need not be left in the caches of this processor */
 /* Which way is the faster one, for one rank that writes and those that read. */
 typedef struct {
@@ -254,6 +277,7 @@ extern PyTypeObject *chunks_type;
 extern PyTypeObject *single_copy_type;
 /* Copy from another process; return whether all of it was, else with errno set. */
 bool read_memory(long pid, uint64_t address, char *data, Py_ssize_t size);
+extern PyMethodDef memory_functions[];
 
 /* ---- strided.c: arrays that are not contiguous */
 /* Return whether the elements of an array lie in rows; if not, an error may be set. */

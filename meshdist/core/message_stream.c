@@ -41,7 +41,7 @@ Py_ssize_t stream_drain(const Pipe *pipe, char *data, Py_ssize_t size, Py_ssize_
         Py_ssize_t place = tail % pipe->num_bytes, come = (Py_ssize_t)(load(pipe->head) - tail);
         Py_ssize_t length = least(least(size - there, PIECE), least(pipe->num_bytes - place, come));
         if (length > 0) {
-            memcpy(data + there, pipe->ring + place, length);
+            copy_bytes(data + there, pipe->ring + place, length);
             there += length;
             tail += in_units(length);
             store(pipe->tail, tail);
@@ -62,7 +62,7 @@ Py_ssize_t stream_look(const Pipe *pipe, uint64_t begin, char *data, Py_ssize_t 
         Py_ssize_t place = (begin + there) % pipe->num_bytes, come = (Py_ssize_t)(load(pipe->head) - begin) - there;
         Py_ssize_t length = least(least(size - there, come), pipe->num_bytes - place);
         if (length > 0) {
-            memcpy(data + there, pipe->ring + place, length);
+            copy_bytes(data + there, pipe->ring + place, length);
             there += length;
             spins = SPINS;
         } else if (--spins < 0) {

@@ -62,12 +62,33 @@ static bool transfer(Transfer *call, long pid, uint64_t address, char *data, Py_
 
 bool read_memory(long pid, uint64_t address, char *data, Py_ssize_t size)
 {
-    return transfer(process_vm_readv, pid, address, data, size);
+    char *detour = begin_detour((uintptr_t)data, address, address, size);
+    if (detour == NULL)
+        return transfer(process_vm_readv, pid, address, data, size);
+    bool is_read = true;
+    for (Py_ssize_t done = 0, length; done < size && is_read; done += length) {
+        length = least(detour_bytes, size - done);
+        is_read = transfer(process_vm_readv, pid, address + done, detour, length);
+        if (is_read)
+            copy_bytes(data + done, detour, length);
+    }
+    end_detour();
+    return is_read;
 }
 
 static bool write_memory(long pid, uint64_t address, char *data, Py_ssize_t size)
 {
-    return transfer(process_vm_writev, pid, address, data, size);
+    char *detour = begin_detour(address, (uintptr_t)data, address, size);
+    if (detour == NULL)
+        return transfer(process_vm_writev, pid, address, data, size);
+    bool is_written = true;
+    for (Py_ssize_t done = 0, length; done < size && is_written; done += length) {
+        length = least(detour_bytes, size - done);
+        copy_bytes(detour, data + done, length);
+        is_written = transfer(process_vm_writev, pid, address + done, detour, length);
+    }
+    end_detour();
+    return is_written;
 }
 #else
 bool read_memory(long pid, uint64_t address, char *data, Py_ssize_t size)
@@ -81,6 +102,32 @@ static bool write_memory(long pid, uint64_t address, char *data, Py_ssize_t size
     return read_memory(pid, address, data, size);
 }
 #endif
+
+/* A copy for Python; returns 0, or the number of an error. */
+static PyObject *copy_memory(PyObject *args, bool (*copy)(long, uint64_t, char *, Py_ssize_t))
+{
+    long pid;
+    unsigned long long address, own;
+    Py_ssize_t size;
+    if (!PyArg_ParseTuple(args, "lKKn", &pid, &address, &own, &size))
+        return NULL;
+    PyThreadState *thread = without_gil(size > LONG);
+    int error = copy(pid, address, (char *)(uintptr_t)own, size) ? 0 : errno;
+    with_gil(thread);
+    return PyLong_FromLong(error);
+}
+
+static PyObject *read_method(PyObject *module, PyObject *args) { return copy_memory(args, read_memory); }
+
+static PyObject *write_method(PyObject *module, PyObject *args) { return copy_memory(args, write_memory); }
+
+PyMethodDef memory_functions[] = {
+    {"read_memory", read_method, METH_VARARGS,
+     "read_memory(pid, address, own_address, num_bytes): copy from another process; return 0, or the number of an error."},
+    {"write_memory", write_method, METH_VARARGS,
+     "write_memory(pid, address, own_address, num_bytes): copy to another process; return 0, or the number of an error."},
+    {NULL, NULL, 0, NULL},
+};
 
 static char *find(const Block *block, char *const *arrays)
 {

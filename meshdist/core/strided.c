@@ -38,7 +38,7 @@ static Pieces pieces_of(const Array *array, Py_ssize_t itemsize)
 /* Of a size that the compiler knows, it is one load and one store. */
 #define COPY_PIECES(size)                                                                                              \
     for (Py_ssize_t i = 0; i < count; i++)                                                                             \
-        memcpy(packs ? plain + i * (size) : strided + i * stride, packs ? strided + i * stride : plain + i * (size), size)
+        copy_bytes(packs ? plain + i * (size) : strided + i * stride, packs ? strided + i * stride : plain + i * (size), size)
 
 static char *copy_row(Py_ssize_t count, Py_ssize_t stride, Py_ssize_t num_bytes, char *strided, char *plain, bool packs)
 {
@@ -80,7 +80,7 @@ static void copy_elements(Array *strided, Array *plain, bool packs)
     const Pieces pieces = pieces_of(strided, itemsize);
     PyThreadState *thread = without_gil(size > LONG);
     if (pieces.num_dims == 0)
-        memcpy(packs ? plain->data : strided->data, packs ? strided->data : plain->data, size);
+        copy_bytes(packs ? plain->data : strided->data, packs ? strided->data : plain->data, size);
     else
         copy_pieces(&pieces, pieces.num_dims, strided->data, plain->data, packs);
     with_gil(thread);
@@ -105,7 +105,7 @@ bool rows_of(const Array *array, Rows *rows)
 void copy_rows(const Rows *rows, Py_ssize_t offset, char *plain, Py_ssize_t size, bool packs)
 {
     if (rows->num_bytes == 0) {
-        memcpy(packs ? plain : rows->data + offset, packs ? rows->data + offset : plain, size);
+        copy_bytes(packs ? plain : rows->data + offset, packs ? rows->data + offset : plain, size);
         return;
     }
     const Py_ssize_t before = offset % rows->num_bytes, rest = rows->num_bytes - before;

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from meshdist import core
 from meshdist.arrays.host import Array
 from meshdist.errors import DistBackendError
 from meshdist.system.deadline import Deadline
@@ -81,17 +82,31 @@ def _set_ptracer(pid: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_long(pid), 0, 0, 0)
 
 
-def _system_call(name: str) -> Callable[..., int]:
-    if sys.platform != "linux":
-        return _not_here
-    call = ctypes.CDLL(None, use_errno=True)[name]
-    call.restype = ctypes.c_ssize_t
-    return call
+class _SystemCall:
+    """Copies from or to the memory of a process, as functions of the core do."""
 
+    def __init__(self, name: str) -> None:
+        self._call: Any = None
+        if sys.platform == "linux":
+            self._call = ctypes.CDLL(None, use_errno=True)[name]
+            self._call.restype = ctypes.c_ssize_t
+        self._local, self._remote = _Span(), _Span()
+        self._spans = ctypes.byref(self._local), 1, ctypes.byref(self._remote), 1, 0
 
-def _not_here(*args: Any) -> int:
-    ctypes.set_errno(errno.ENOSYS)
-    return -1
+    def __call__(self, pid: int, address: int, own_address: int, num_bytes: int) -> int:
+        """Return 0, or the number of an error."""
+        if self._call is None:
+            return errno.ENOSYS
+        self._remote.base, self._local.base, left = address, own_address, num_bytes
+        while left:
+            self._local.length = self._remote.length = min(left, _LARGEST_COPY)
+            copied = self._call(pid, *self._spans)
+            if copied <= 0:
+                return ctypes.get_errno()
+            left -= copied
+            self._local.base += copied
+            self._remote.base += copied
+        return 0
 
 
 def await_writers(is_quiet: Callable[[], bool], arrays: Iterable[Array | None]) -> None:
@@ -114,9 +129,12 @@ class Memory:
     def __init__(self, pid: int, description: str) -> None:
         self.pid = pid
         self._description = description
-        self._reads, self._writes = _system_call("process_vm_readv"), _system_call("process_vm_writev")
-        self._local, self._remote = _Span(), _Span()
-        self._spans = ctypes.byref(self._local), 1, ctypes.byref(self._remote), 1, 0
+        self._reads: Callable[..., int]
+        self._writes: Callable[..., int]
+        if core.module is None:
+            self._reads, self._writes = _SystemCall("process_vm_readv"), _SystemCall("process_vm_writev")
+        else:
+            self._reads, self._writes = core.module.read_memory, core.module.write_memory
 
     def read(self, address: int, into: Array) -> None:
         """Copy from `address` in the process into a contiguous array; raise DistBackendError if that fails."""
@@ -144,13 +162,5 @@ class Memory:
         return True
 
     def _copy(self, call: Callable[..., int], address: int, array: Array, verb: str) -> None:
-        self._local.base, left = address_of(array), array.nbytes
-        self._remote.base = address
-        while left:
-            self._local.length = self._remote.length = min(left, _LARGEST_COPY)
-            copied = call(self.pid, *self._spans)
-            if copied <= 0:
-                raise self.refused(verb, ctypes.get_errno())
-            left -= copied
-            self._local.base += copied
-            self._remote.base += copied
+        if error := call(self.pid, address, address_of(array), array.nbytes):
+            raise self.refused(verb, error)

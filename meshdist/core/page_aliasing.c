@@ -1,0 +1,88 @@
+/* Copies between addresses that differ by little more than whole pages. `rep movsb`, in which the C library copies up to
+   some hundred KiB and the kernel all that ranks read of each other, takes five to twenty times as long then: on an AMD
+   EPYC (Zen 3), if what it writes is 1 to 31 bytes further in its page than what it reads. Arrays often lie so: of two of
+   a power of two bytes that are allocated in a row, the second is 16 bytes further.
+
+   glibc's bug 30994 tells of the same on Zen 4. */
+#include "core.h"
+
+#include <stdatomic.h>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#include <x86intrin.h>
+
+/* Of a copy through the detour, so much at once: it stays in the second cache. */
+enum { PAGE = 4096, DETOUR = 256 << 10 };
+/* How much is copied to find out about this processor, and how often. */
+enum { PROBED = PAGE, TIMES_PROBED = 5 };
+
+void copy_aliased(char *to, const char *from, Py_ssize_t size)
+{
+    enum { LINE = 64 };
+    Py_ssize_t done = 0;
+    for (; done + LINE <= size; done += LINE) {
+        const __m128i *source = (const __m128i *)(from + done);
+        __m128i *target = (__m128i *)(to + done);
+        __m128i one = _mm_loadu_si128(source), two = _mm_loadu_si128(source + 1);
+        __m128i three = _mm_loadu_si128(source + 2), four = _mm_loadu_si128(source + 3);
+        _mm_storeu_si128(target, one);
+        _mm_storeu_si128(target + 1, two);
+        _mm_storeu_si128(target + 2, three);
+        _mm_storeu_si128(target + 3, four);
+    }
+    memcpy(to + done, from + done, size - done);
+}
+
+/* The detour, for one thread at a time. */
+static _Alignas(PAGE) char detour[DETOUR + PAGE];
+static atomic_flag is_in_use = ATOMIC_FLAG_INIT;
+
+static uint64_t shortest_copy(char *to, const char *from)
+{
+    uint64_t shortest = UINT64_MAX;
+    for (int probe = 0; probe < TIMES_PROBED; probe++) {
+        char *target = to;
+        const char *source = from;
+        size_t left = PROBED;
+        uint64_t begin = __rdtsc();
+        __asm__ volatile("rep movsb" : "+D"(target), "+S"(source), "+c"(left) : : "memory");
+        uint64_t took = __rdtsc() - begin;
+        shortest = took < shortest ? took : shortest;
+    }
+    return shortest;
+}
+
+/* Whether this processor is slow then; found out once, by whom the detour belongs to. */
+static bool is_slow(void)
+{
+    static enum { UNKNOWN, NO, YES } known;
+    if (known == UNKNOWN) {
+        char *to = detour + 2 * PROBED;
+        known = shortest_copy(to + ALIASED / 2, detour) > 2 * shortest_copy(to, detour) ? YES : NO;
+    }
+    return known == YES;
+}
+
+char *begin_detour(uintptr_t to, uintptr_t from, uintptr_t other, Py_ssize_t size)
+{
+    if (size < SHORTEST_ALIASED || !is_aliased(to, from) || atomic_flag_test_and_set(&is_in_use))
+        return NULL;
+    if (is_slow())
+        return detour + other % PAGE;
+    end_detour();
+    return NULL;
+}
+
+void end_detour(void) { atomic_flag_clear(&is_in_use); }
+
+const Py_ssize_t detour_bytes = DETOUR;
+
+#else
+
+void copy_aliased(char *to, const char *from, Py_ssize_t size) { memcpy(to, from, size); }
+char *begin_detour(uintptr_t to, uintptr_t from, uintptr_t other, Py_ssize_t size) { return NULL; }
+void end_detour(void) {}
+const Py_ssize_t detour_bytes = 1;
+
+#endif
