@@ -127,9 +127,8 @@ def draw_choices(path: Path, choices: Sequence[Choice], title: str) -> None:
 
     measured = [choice for choice in choices if choice.seconds]
     kinds = list(dict.fromkeys(choice.title for choice in measured))
-    colours = dict(
-        zip(dict.fromkeys(way for choice in measured for way in choice.ways), cycle(colormaps["tab20"].colors))
-    )
+    ways = dict.fromkeys(way for choice in measured for way in choice.ways)
+    colours = dict(zip(ways, cycle(colormaps["tab20"](range(20)))))
     figure = Figure(figsize=(8, 0.6 + 3.2 * max(1, len(kinds))), layout="constrained")
     figure.suptitle(title, fontsize=11)
     for number, kind in enumerate(kinds):

@@ -38,8 +38,10 @@ if TYPE_CHECKING:
 
 # From so many bytes on, the core copies them once rather than twice through the slots; more where ranks share cores, to
 # whom a second step is dear. Measured on 2 and 4 ranks, on 2 cores of an Intel Xeon: an all-gather of 64 KiB took 6 us
-# instead of 15, an all-to-all of 1 MiB 300 instead of 500.
-_READ_BYTES, _READ_BYTES_ON_SHARED_CORES = TUNED_BYTES, 256 << 10
+# instead of 15, an all-to-all of 1 MiB 300 instead of 500. But on an AMD EPYC, in small groups with a core for each
+# rank, calls of 64 KiB took 0.45 to 0.6 of the time through the slots, and of 1 MiB 0.55 to 0.85; gathers of 16 MiB took
+# twice as long.
+_READ_BYTES, _READ_BYTES_IN_SMALL_GROUPS, _READ_BYTES_ON_SHARED_CORES = TUNED_BYTES, 2 << 20, 256 << 10
 # Where ranks share cores, though, a block for all goes through the slots, whose readers take it out of the cache one
 # after another. Large groups are left out: their slots are short, and their chunks many steps. On 4 ranks, on 2 cores
 # of an AMD EPYC, all-gathers of 1 to 64 MiB took 0.65 to 0.75 of the time so, broadcasts of 4 to 64 MiB 0.8. Exchanges
@@ -113,9 +115,9 @@ def moves_through_slots(shm: ShmGroup, spec: TransferSpec, longest: int) -> bool
     """Return whether blocks are guessed to be faster through the slots than in single copies."""
     if shm.compiled:
         num_bytes = moved_bytes(shm, spec, longest)
-        if shm.tuning.has_cores:
-            return num_bytes < _READ_BYTES
         slot_bytes = shm.region.slots.slot_bytes
+        if shm.tuning.has_cores:
+            return num_bytes < (_READ_BYTES_IN_SMALL_GROUPS if slot_bytes > LARGE_GROUPS_SLOT else _READ_BYTES)
         is_for_all = spec.shared and spec.taker is None
         if slot_bytes >= LARGE_GROUPS_SLOT and is_for_all:
             return True
