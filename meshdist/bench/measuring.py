@@ -92,7 +92,7 @@ def tune(name: str, num_bytes: int, setting: Setting) -> list[Choice]:
     call()
     # The trials of all ranks end at the same call.
     for _ in range(_MOST_TUNING_CALLS):
-        # If the processors move apart meanwhile, or together again, trials of one of both are enough.
+        # If the distance of the processors changes meanwhile, the trials of either are enough.
         choices = new_choices()
         chosen = {(choice.kind, choice.most_bytes) for choice in choices if choice.chosen is not None}
         if all((choice.kind, choice.most_bytes) in chosen for choice in choices):

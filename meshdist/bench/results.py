@@ -94,7 +94,7 @@ def lines_of_ways(choice: Choice) -> Iterator[str]:
     for way, seconds in sorted(choice.seconds.items(), key=lambda item: item[1]):
         remarks = ["chosen"] * (way == chosen) + ["default"] * (way == choice.ways[0])
         if way == chosen and seconds > min(choice.seconds.values()):
-            remarks[-1] = f"default: at most {choice.worthwhile - 1:.0%} longer than the fastest"
+            remarks[-1] += f": at most {choice.worthwhile - 1:.0%} longer than the fastest"
         yield _row_of_ways(size, three_digits(1e6 * seconds), f"{way} ({', '.join(remarks)})" if remarks else way)
         size = ""
 

@@ -87,7 +87,7 @@ static inline bool is_aliased(uintptr_t to, uintptr_t from)
     return further > 0 && further < ALIASED;
 }
 void copy_aliased(char *to, const char *from, Py_ssize_t size);
-/* What the C library's copies are used for here. */
+/* A `memcpy` that is not slow for such addresses. */
 static inline void copy_bytes(char *to, const char *from, Py_ssize_t size)
 {
     if (size >= SHORTEST_ALIASED && is_aliased((uintptr_t)to, (uintptr_t)from))
@@ -95,8 +95,8 @@ static inline void copy_bytes(char *to, const char *from, Py_ssize_t size)
     else
         memcpy(to, from, size);
 }
-/* Memory through which to copy from or to an address of another process, instead of straight to or from this one's own,
-   `detour_bytes` at once, until `end_detour`; NULL if there is no need, or another thread uses it. */
+/* Of a copy between this process and an address of another one: return a buffer of `detour_bytes` to copy through, which
+   the caller has until `end_detour`; NULL if the kernel should copy directly, or another thread has the buffer. */
 char *begin_detour(uintptr_t to, uintptr_t from, uintptr_t other, Py_ssize_t size);
 void end_detour(void);
 extern const Py_ssize_t detour_bytes;

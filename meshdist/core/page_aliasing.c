@@ -1,7 +1,8 @@
-/* Copies between addresses that differ by little more than whole pages. `rep movsb`, in which the C library copies up to
-   some hundred KiB and the kernel all that ranks read of each other, takes five to twenty times as long then: on an AMD
-   EPYC (Zen 3), if what it writes is 1 to 31 bytes further in its page than what it reads. Arrays often lie so: of two of
-   a power of two bytes that are allocated in a row, the second is 16 bytes further.
+/* Copies between addresses that differ by little more than whole pages. `rep movsb`, with which the C library copies up
+   to some hundred KiB, and the kernel all that ranks read of each other, takes five to twenty times as long then: on an
+   AMD EPYC (Zen 3), if the place that it writes is 1 to 31 bytes further in its page than the one that it reads. Arrays
+   often lie so: of two of a power of two bytes that malloc gives one after the other out of its heap, the second is 16
+   bytes further.
 
    glibc's bug 30994 tells of the same on Zen 4. */
 #include "core.h"
@@ -34,7 +35,7 @@ void copy_aliased(char *to, const char *from, Py_ssize_t size)
     memcpy(to + done, from + done, size - done);
 }
 
-/* The detour, for one thread at a time. */
+/* The detour, for one thread at a time. A child that is forked while another thread has it does without. */
 static _Alignas(PAGE) char detour[DETOUR + PAGE];
 static atomic_flag is_in_use = ATOMIC_FLAG_INIT;
 
@@ -53,7 +54,7 @@ static uint64_t shortest_copy(char *to, const char *from)
     return shortest;
 }
 
-/* Whether this processor is slow then; found out once, by whom the detour belongs to. */
+/* Whether this processor is slow then; found out once, by a thread that has the detour. */
 static bool is_slow(void)
 {
     static enum { UNKNOWN, NO, YES } known;

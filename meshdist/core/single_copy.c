@@ -112,7 +112,7 @@ static PyObject *copy_memory(PyObject *args, bool (*copy)(long, uint64_t, char *
     if (!PyArg_ParseTuple(args, "lKKn", &pid, &address, &own, &size))
         return NULL;
     PyThreadState *thread = without_gil(size > LONG);
-    int error = copy(pid, address, (char *)(uintptr_t)own, size) ? 0 : errno;
+    int error = copy(pid, address, (char *)(uintptr_t)own, size) ? 0 : errno ? errno : EIO;
     with_gil(thread);
     return PyLong_FromLong(error);
 }

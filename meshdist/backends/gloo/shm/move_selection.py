@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 # From so many bytes on, the core copies them once rather than twice through the slots; more where ranks share cores, to
 # whom a second step is dear. Measured on 2 and 4 ranks, on 2 cores of an Intel Xeon: an all-gather of 64 KiB took 6 us
 # instead of 15, an all-to-all of 1 MiB 300 instead of 500. But on an AMD EPYC, in small groups with a core for each
-# rank, calls of 64 KiB took 0.45 to 0.6 of the time through the slots, and of 1 MiB 0.55 to 0.85; gathers of 16 MiB
-# took twice as long.
+# rank, going through the slots took 0.45 to 0.6 of the time for 64 KiB, and 0.55 to 0.85 for 1 MiB; for a gather of
+# 16 MiB, twice as long.
 _READ_BYTES, _READ_BYTES_IN_SMALL_GROUPS, _READ_BYTES_ON_SHARED_CORES = TUNED_BYTES, 2 << 20, 256 << 10
 # Where ranks share cores, though, a block for all goes through the slots, whose readers take it out of the cache one
 # after another. Large groups are left out: their slots are short, and their chunks many steps. On 4 ranks, on 2 cores

@@ -102,7 +102,7 @@ class _SystemCall:
             self._local.length = self._remote.length = min(left, _LARGEST_COPY)
             copied = self._call(pid, *self._spans)
             if copied <= 0:
-                return ctypes.get_errno()
+                return ctypes.get_errno() or errno.EIO
             left -= copied
             self._local.base += copied
             self._remote.base += copied

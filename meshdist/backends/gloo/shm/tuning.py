@@ -45,8 +45,8 @@ _ENOUGH_NS = 2_000_000
 # remembered: it is that of a busy machine.
 _REPEATS = 2
 # After so many calls, the ways that were at most so many times as slow as the fastest are tried again, and the default
-# in any case; if the choice stays, after twice as many the next time. Another choice than the default is confirmed
-# sooner: all trials of short calls fit into a few milliseconds in which one processor had something else to do.
+# in any case; if the choice stays, after twice as many the next time. A choice other than the default is compared with
+# it once before: all trials of short calls fit into a few milliseconds in which one processor had something else to do.
 _LEAST_CALLS, _MOST_CALLS = 1000, 64_000
 _CALLS_TO_CONFIRM = 100
 _SERIOUS = 2.0
@@ -188,8 +188,11 @@ class Trials:
 
     def settle(self, way: int) -> None:
         """The calls from now on go this way, many of them."""
-        first = _CALLS_TO_CONFIRM if way != 0 and self._times else _LEAST_CALLS
-        self._interval = min(2 * self._interval, _MOST_CALLS) if way == self.chosen else first
+        if way == self.chosen:
+            self._interval = min(max(_LEAST_CALLS, 2 * self._interval), _MOST_CALLS)
+        else:
+            is_new = way != 0 and bool(self._times)
+            self._interval = min(_CALLS_TO_CONFIRM, _LEAST_CALLS) if is_new else _LEAST_CALLS
         self._calls_left = self._interval
         self.chosen, self.goes_on = way, False
 
@@ -203,7 +206,9 @@ class Trials:
         assert self.chosen is not None
         times = self.shortest_ns
         most = min((time for time in times if time is not None), default=0) * _SERIOUS
-        again = [way for way, time in enumerate(times) if way == 0 or time is None or time <= most]
+        if self._interval < _LEAST_CALLS:
+            most = -1  # only the default
+        again = [way for way, time in enumerate(times) if way == 0 or (time or 0) <= most]
         self._left = [self.chosen, *(way for way in again if way != self.chosen)]
         self._tried, self._rounds, self._most_rounds = self._left.copy(), 1, _LEAST_ROUNDS
         self._times, self._measured_ns = {}, 0
