@@ -92,15 +92,17 @@ def spawn(
     check_processes("spawn")
     args = tuple(args)
     check_arguments("spawn", fn, args, (0, *args), args, "; spawn, unlike run, passes the rank as the first argument")
-    with _ctrl_c_deferred() as signals:
+    with contextlib.ExitStack() as deferral:
+        signals = deferral.enter_context(_ctrl_c_deferred())
         context = _start_all(_Call(fn, args), nprocs, daemon, start_method)
-    with context.passing_on_ctrl_c():
-        if signals:
-            signal.raise_signal(signal.SIGINT)
-    if not join:
-        return context
-    context.join()
-    return None
+        # At no point in between would a Ctrl-C leave the ranks running.
+        with context.passing_on_ctrl_c():
+            deferral.close()
+            if signals:
+                signal.raise_signal(signal.SIGINT)
+            if join:
+                context.join()
+    return None if join else context
 
 
 @contextlib.contextmanager

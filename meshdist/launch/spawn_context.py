@@ -154,11 +154,12 @@ class SpawnContext:
         try:
             yield
         except KeyboardInterrupt:
-            try:
-                self._report_hang()
-                self._supervisor.end(signal.SIGINT, grace_s)
-            finally:
-                self._close()
+            if not self._finished:
+                try:
+                    self._report_hang()
+                    self._supervisor.end(signal.SIGINT, grace_s)
+                finally:
+                    self._close()
             raise
 
     def _report_hang(self) -> None:

@@ -350,6 +350,19 @@ def test_ctrl_c_reaches_the_ranks_and_shows_one_traceback(tmp_path, method):
     all_gone(pids)
 
 
+def test_ctrl_c_before_the_wait_begins_ends_the_ranks(tmp_path, monkeypatch):
+    pids = []
+
+    def interrupted(context):
+        pids.extend(context.pids())
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(SpawnContext, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        spawn(wait_for, (str(tmp_path), "never"), nprocs=2, start_method="fork")
+    all_gone(pids)
+
+
 def test_ctrl_c_on_ranks_that_hang_shows_who_waits_for_whom(tmp_path):
     parent, _ = start_parent(tmp_path, "spawn", "hang", 1)
     time.sleep(3.5)  # a wait that is long enough to be reported
