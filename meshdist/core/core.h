@@ -78,7 +78,8 @@ enum { TAKEN_NS = 1000000 };
 enum { MOST_BYTES_AWAITED = 32 << 20 };
 static inline int64_t for_bytes(int64_t ns, Py_ssize_t num_bytes) { return ns + least(num_bytes, MOST_BYTES_AWAITED) / 2; }
 
-/* ---- page_aliasing.c: copies for which `rep movsb` is slow */
+/* ---- copies.c: in which way bytes are copied */
+/* Addresses for which `rep movsb` is slow; see page_aliasing.c. */
 /* What is written is less than so much further in its page than what is read; and shorter copies do not matter. */
 enum { ALIASED = 32, SHORTEST_ALIASED = 2 << 10 };
 static inline bool is_aliased(uintptr_t to, uintptr_t from)
@@ -95,13 +96,6 @@ static inline void copy_bytes(char *to, const char *from, Py_ssize_t size)
     else
         memcpy(to, from, size);
 }
-/* Of a copy between this process and an address of another one: return a buffer of `detour_bytes` to copy through, which
-   the caller has until `end_detour`; NULL if the kernel should copy directly, or another thread has the buffer. */
-char *begin_detour(uintptr_t to, uintptr_t from, uintptr_t other, Py_ssize_t size);
-void end_detour(void);
-extern const Py_ssize_t detour_bytes;
-
-/* ---- copy_around_caches.c: copies that need not be left in the caches of this processor */
 /* Which way is the faster one, for one rank that writes and those that read. */
 typedef struct {
     uint32_t copies;
@@ -115,6 +109,13 @@ void copy_in(bool streams, char *to, const char *from, Py_ssize_t size);
 /* The arguments of a function that copies one contiguous array into another of equal size; -1 with an error set. */
 Py_ssize_t read_copy(const char *function, PyObject *const *args, Py_ssize_t num_args, char **to, char **from);
 extern PyMethodDef copy_functions[];
+
+/* ---- page_aliasing.c: copies between processes, for which `rep movsb` may be slow */
+/* Of a copy between this process and an address of another one: return a buffer of `detour_bytes` to copy through, which
+   the caller has until `end_detour`; NULL if the kernel should copy directly, or another thread has the buffer. */
+char *begin_detour(uintptr_t to, uintptr_t from, uintptr_t other, Py_ssize_t size);
+void end_detour(void);
+extern const Py_ssize_t detour_bytes;
 
 /* ---- cache_distance.c: how far the ranks' processors are apart */
 extern PyMethodDef distance_functions[];

@@ -10,30 +10,12 @@
 #include <stdatomic.h>
 
 #ifdef __SSE2__
-#include <emmintrin.h>
 #include <x86intrin.h>
 
 /* Of a copy through the detour, so much at once: it stays in the second cache. */
 enum { PAGE = 4096, DETOUR = 256 << 10 };
 /* How much is copied to find out about this processor, and how often. */
 enum { PROBED = PAGE, TIMES_PROBED = 5 };
-
-void copy_aliased(char *to, const char *from, Py_ssize_t size)
-{
-    enum { LINE = 64 };
-    Py_ssize_t done = 0;
-    for (; done + LINE <= size; done += LINE) {
-        const __m128i *source = (const __m128i *)(from + done);
-        __m128i *target = (__m128i *)(to + done);
-        __m128i one = _mm_loadu_si128(source), two = _mm_loadu_si128(source + 1);
-        __m128i three = _mm_loadu_si128(source + 2), four = _mm_loadu_si128(source + 3);
-        _mm_storeu_si128(target, one);
-        _mm_storeu_si128(target + 1, two);
-        _mm_storeu_si128(target + 2, three);
-        _mm_storeu_si128(target + 3, four);
-    }
-    memcpy(to + done, from + done, size - done);
-}
 
 /* The detour, for one thread at a time. A child that is forked while another thread has it does without. */
 static _Alignas(PAGE) char detour[DETOUR + PAGE];
@@ -81,7 +63,6 @@ const Py_ssize_t detour_bytes = DETOUR;
 
 #else
 
-void copy_aliased(char *to, const char *from, Py_ssize_t size) { memcpy(to, from, size); }
 char *begin_detour(uintptr_t to, uintptr_t from, uintptr_t other, Py_ssize_t size) { return NULL; }
 void end_detour(void) {}
 const Py_ssize_t detour_bytes = 1;

@@ -47,64 +47,57 @@ typedef struct {
 } SingleCopy;
 
 #ifdef __linux__
-typedef ssize_t Transfer(pid_t, const struct iovec *, unsigned long, const struct iovec *, unsigned long, unsigned long);
-
-static bool transfer(Transfer *call, long pid, uint64_t address, char *data, Py_ssize_t size)
+static bool kernel_copies(bool writes, long pid, uint64_t address, char *data, Py_ssize_t size)
 {
     Py_ssize_t copied = 0;
     for (Py_ssize_t done = 0; done < size; done += copied) {
         struct iovec here = {data + done, size - done}, there = {(void *)(uintptr_t)(address + done), size - done};
-        if ((copied = call((pid_t)pid, &here, 1, &there, 1, 0)) <= 0)
+        copied = (writes ? process_vm_writev : process_vm_readv)((pid_t)pid, &here, 1, &there, 1, 0);
+        if (copied <= 0)
             return false;
     }
     return true;
 }
-
-bool read_memory(long pid, uint64_t address, char *data, Py_ssize_t size)
-{
-    char *detour = begin_detour((uintptr_t)data, address, address, size);
-    if (detour == NULL)
-        return transfer(process_vm_readv, pid, address, data, size);
-    bool is_read = true;
-    for (Py_ssize_t done = 0, length; done < size && is_read; done += length) {
-        length = least(detour_bytes, size - done);
-        is_read = transfer(process_vm_readv, pid, address + done, detour, length);
-        if (is_read)
-            copy_bytes(data + done, detour, length);
-    }
-    end_detour();
-    return is_read;
-}
-
-static bool write_memory(long pid, uint64_t address, char *data, Py_ssize_t size)
-{
-    char *detour = begin_detour(address, (uintptr_t)data, address, size);
-    if (detour == NULL)
-        return transfer(process_vm_writev, pid, address, data, size);
-    bool is_written = true;
-    for (Py_ssize_t done = 0, length; done < size && is_written; done += length) {
-        length = least(detour_bytes, size - done);
-        copy_bytes(detour, data + done, length);
-        is_written = transfer(process_vm_writev, pid, address + done, detour, length);
-    }
-    end_detour();
-    return is_written;
-}
 #else
-bool read_memory(long pid, uint64_t address, char *data, Py_ssize_t size)
+static bool kernel_copies(bool writes, long pid, uint64_t address, char *data, Py_ssize_t size)
 {
     errno = ENOSYS;
     return false;
 }
+#endif
+
+/* Copy to or from another process; return whether all of it was, else with errno set. */
+static bool transfer(bool writes, long pid, uint64_t address, char *data, Py_ssize_t size)
+{
+    uintptr_t own = (uintptr_t)data, other = (uintptr_t)address;
+    char *detour = writes ? begin_detour(other, own, other, size) : begin_detour(own, other, other, size);
+    if (detour == NULL)
+        return kernel_copies(writes, pid, address, data, size);
+    bool is_copied = true;
+    for (Py_ssize_t done = 0, length; done < size && is_copied; done += length) {
+        length = least(detour_bytes, size - done);
+        if (writes)
+            copy_bytes(detour, data + done, length);
+        is_copied = kernel_copies(writes, pid, address + done, detour, length);
+        if (is_copied && !writes)
+            copy_bytes(data + done, detour, length);
+    }
+    end_detour();
+    return is_copied;
+}
+
+bool read_memory(long pid, uint64_t address, char *data, Py_ssize_t size)
+{
+    return transfer(false, pid, address, data, size);
+}
 
 static bool write_memory(long pid, uint64_t address, char *data, Py_ssize_t size)
 {
-    return read_memory(pid, address, data, size);
+    return transfer(true, pid, address, data, size);
 }
-#endif
 
 /* A copy for Python; returns 0, or the number of an error. */
-static PyObject *copy_memory(PyObject *args, bool (*copy)(long, uint64_t, char *, Py_ssize_t))
+static PyObject *copy_memory(PyObject *args, bool writes)
 {
     long pid;
     unsigned long long address, own;
@@ -112,14 +105,14 @@ static PyObject *copy_memory(PyObject *args, bool (*copy)(long, uint64_t, char *
     if (!PyArg_ParseTuple(args, "lKKn", &pid, &address, &own, &size))
         return NULL;
     PyThreadState *thread = without_gil(size > LONG);
-    int error = copy(pid, address, (char *)(uintptr_t)own, size) ? 0 : errno ? errno : EIO;
+    int error = transfer(writes, pid, address, (char *)(uintptr_t)own, size) ? 0 : errno ? errno : EIO;
     with_gil(thread);
     return PyLong_FromLong(error);
 }
 
-static PyObject *read_method(PyObject *module, PyObject *args) { return copy_memory(args, read_memory); }
+static PyObject *read_method(PyObject *module, PyObject *args) { return copy_memory(args, false); }
 
-static PyObject *write_method(PyObject *module, PyObject *args) { return copy_memory(args, write_memory); }
+static PyObject *write_method(PyObject *module, PyObject *args) { return copy_memory(args, true); }
 
 PyMethodDef memory_functions[] = {
     {"read_memory", read_method, METH_VARARGS,

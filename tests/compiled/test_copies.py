@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import meshdist as dist
-import meshdist.runtime.flight_recorder
+import meshdist.runtime.flight_recorder  # it tells the core what NumPy's arrays are
 from meshdist import core
 from meshdist.backends.gloo.shm.single_copy import address_of
 

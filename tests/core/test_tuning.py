@@ -335,12 +335,13 @@ def test_a_slow_way_is_avoided(pair):
 def measuring(least_calls=tuning._LEAST_CALLS):
     """A group that measures everything, and begins again after so many calls."""
     os.environ[TUNING] = "force"
-    known, tuning._LEAST_CALLS = tuning._LEAST_CALLS, least_calls
+    known = tuning._LEAST_CALLS, tuning._CALLS_TO_CONFIRM
+    tuning._LEAST_CALLS = tuning._CALLS_TO_CONFIRM = least_calls
     try:
         with far_from(math.inf), dist.new_group() as group:
             yield group
     finally:
-        tuning._LEAST_CALLS = known
+        tuning._LEAST_CALLS, tuning._CALLS_TO_CONFIRM = known
         del os.environ[TUNING]
 
 

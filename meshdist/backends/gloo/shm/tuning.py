@@ -191,8 +191,8 @@ class Trials:
         if way == self.chosen:
             self._interval = min(max(_LEAST_CALLS, 2 * self._interval), _MOST_CALLS)
         else:
-            is_new = way != 0 and bool(self._times)
-            self._interval = min(_CALLS_TO_CONFIRM, _LEAST_CALLS) if is_new else _LEAST_CALLS
+            is_remembered = not self._times
+            self._interval = _LEAST_CALLS if way == 0 or is_remembered else _CALLS_TO_CONFIRM
         self._calls_left = self._interval
         self.chosen, self.goes_on = way, False
 
@@ -206,10 +206,10 @@ class Trials:
         assert self.chosen is not None
         times = self.shortest_ns
         most = min((time for time in times if time is not None), default=0) * _SERIOUS
+        others = [way for way, time in enumerate(times) if time is None or time <= most]
         if self._interval < _LEAST_CALLS:
-            most = -1  # only the default
-        again = [way for way, time in enumerate(times) if way == 0 or (time or 0) <= most]
-        self._left = [self.chosen, *(way for way in again if way != self.chosen)]
+            others = []  # the chosen way is held against the default alone
+        self._left = list(dict.fromkeys((self.chosen, 0, *others)))
         self._tried, self._rounds, self._most_rounds = self._left.copy(), 1, _LEAST_ROUNDS
         self._times, self._measured_ns = {}, 0
         self._repeats = _REPEATS * len(self._tried)

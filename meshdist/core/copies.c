@@ -1,4 +1,5 @@
-/* Copies into shared memory that another rank reads next, and into the arrays of calls that the caches cannot hold.
+/* The ways to copy bytes: into shared memory that another rank reads next, into the arrays of calls that the caches cannot
+   hold, and between addresses for which the C library is slow (see page_aliasing.c).
 
    Into shared memory: if the processors of the two share a cache, an ordinary copy is best: the reader finds the bytes in
    that cache. If not, every line has to come back from the reader's cache before it is written, and then has to be fetched
@@ -23,19 +24,27 @@ enum { PERIOD = 7, TIMED = 4 << 10 };
    long. So many comparisons in a row decide. */
 enum { VOTES = 3 };
 
+/* Copy a number of lines, with a store that the compiler knows. */
+#define COPY_LINES(store, to, from, size)                                                                              \
+    for (Py_ssize_t line = 0; line < (size); line += LINE) {                                                           \
+        const __m128i *source = (const __m128i *)((from) + line);                                                      \
+        __m128i *target = (__m128i *)((to) + line);                                                                    \
+        __m128i one = _mm_loadu_si128(source), two = _mm_loadu_si128(source + 1);                                      \
+        __m128i three = _mm_loadu_si128(source + 2), four = _mm_loadu_si128(source + 3);                               \
+        store(target, one), store(target + 1, two), store(target + 2, three), store(target + 3, four);                 \
+    }
+
+void copy_aliased(char *to, const char *from, Py_ssize_t size)
+{
+    Py_ssize_t lines = size & -(Py_ssize_t)LINE;
+    COPY_LINES(_mm_storeu_si128, to, from, lines)
+    memcpy(to + lines, from + lines, size - lines);
+}
+
 /* `to` is the begin of a line, `size` a number of lines. */
 static void stream_lines(char *to, const char *from, Py_ssize_t size)
 {
-    for (const char *end = from + size; from < end; from += LINE, to += LINE) {
-        const __m128i *source = (const __m128i *)from;
-        __m128i *target = (__m128i *)to;
-        __m128i one = _mm_loadu_si128(source), two = _mm_loadu_si128(source + 1);
-        __m128i three = _mm_loadu_si128(source + 2), four = _mm_loadu_si128(source + 3);
-        _mm_stream_si128(target, one);
-        _mm_stream_si128(target + 1, two);
-        _mm_stream_si128(target + 2, three);
-        _mm_stream_si128(target + 3, four);
-    }
+    COPY_LINES(_mm_stream_si128, to, from, size)
     _mm_sfence(); /* a release does not wait for these stores */
 }
 
@@ -99,6 +108,7 @@ void copy_in(bool streams, char *to, const char *from, Py_ssize_t size)
 
 #else
 
+void copy_aliased(char *to, const char *from, Py_ssize_t size) { memcpy(to, from, size); }
 void copy_out(Pace *pace, char *to, const char *from, Py_ssize_t size) { copy_bytes(to, from, size); }
 void copy_in(bool streams, char *to, const char *from, Py_ssize_t size) { memmove(to, from, size); }
 
