@@ -5,6 +5,7 @@ import math
 import os
 from contextlib import contextmanager
 from functools import partial
+from time import monotonic_ns
 from unittest import mock
 
 import numpy as np
@@ -296,30 +297,33 @@ def test_ranks_that_are_bound_to_a_core_each_have_cores(pair):
 
 
 def slowed_down():
-    """Return the default for a broadcast, which is made slow, and what is chosen."""
+    """Return the default for a broadcast, which takes a second by the clock of the trials, and what is chosen."""
+    num_slow = 0
 
     def slow(make, *args):
         plan = make(*args)
-        run = plan.run
-
-        def run_slowly(send, recv):
-            end = tuned_plan.monotonic_ns() + 20_000_000
-            while tuned_plan.monotonic_ns() < end:
-                pass
-            run(send, recv)
-
-        plan.run = run_slowly
+        for name in ("run", "run_strided", "first_step", "steps"):
+            setattr(plan, name, partial(run_slowly, getattr(plan, name)))
         return plan
+
+    def run_slowly(run, *args):
+        nonlocal num_slow
+        num_slow += 1
+        return run(*args)
 
     def ways_with_a_slow_default(*args):
         (name, make), *others = quick(*args).items()
         return {name: partial(slow, make), **dict(others)}
 
-    quick, move_selection.ways_to_move = move_selection.ways_to_move, ways_with_a_slow_default
-    try:
+    def clock():
+        return monotonic_ns() + 1_000_000_000 * num_slow
+
+    quick = move_selection.ways_to_move
+    with (
+        mock.patch.object(move_selection, "ways_to_move", ways_with_a_slow_default),
+        mock.patch.object(tuned_plan, "monotonic_ns", clock),
+    ):
         kinds = tuned()
-    finally:
-        move_selection.ways_to_move = quick
     ways, chosen, _ = kinds["broadcast"]
     return ways[0], ways[chosen]
 
