@@ -56,7 +56,7 @@ def guarded(body: Callable[[], object]) -> None:
 
     The launcher shows the exception from the error file, once. SystemExit keeps its meaning. KeyboardInterrupt exits
     with 130 without output, as the launcher reports a Ctrl-C once. A `sys.excepthook` of the user's code is called as
-    usual.
+    usual, and may take as long as the launcher waits for ranks that it terminates.
 
     Raises:
         SystemExit: `body` did not return.
@@ -79,11 +79,35 @@ def guarded(body: Callable[[], object]) -> None:
         raise
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)
-        if interrupted or write_error_file(error):
-            reported.append(error)
-        _note_last(error)
-        sys.excepthook(type(error), error, _user_frames(error.__traceback__))
+        with _TerminatedLater():
+            if interrupted or write_error_file(error):
+                reported.append(error)
+            _note_last(error)
+            sys.excepthook(type(error), error, _user_frames(error.__traceback__))
         sys.exit(INTERRUPTED_STATUS if interrupted else 1)
+
+
+class _TerminatedLater:
+    """Act on SIGTERM at the end of this block: the launcher sends it to all ranks as soon as it finds an error file."""
+
+    def __enter__(self) -> None:
+        import signal
+
+        self._came = False
+        self._known = signal.getsignal(signal.SIGTERM)
+        if self._known is not None:  # it was set in Python, or is the default
+            signal.signal(signal.SIGTERM, self._note)
+
+    def __exit__(self, *_: object) -> None:
+        import signal
+
+        if self._known is not None:
+            signal.signal(signal.SIGTERM, self._known)
+        if self._came:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _note(self, *_: object) -> None:
+        self._came = True
 
 
 def _run_to_the_end(body: Callable[[], object]) -> None:

@@ -386,8 +386,30 @@ raise ValueError("once")
 """
     write_script(tmp_path, body)
     status, _, err = meshrun(tmp_path, "script.py")
-    assert (status, reported(tmp_path, "hooked")) == (1, "ValueError")
-    assert err.count("ValueError: once") == 1
+    assert (status, err.count("ValueError: once")) == (1, 1), err
+    assert reported(tmp_path, "hooked") == "ValueError"
+
+
+def test_excepthook_of_the_script_goes_on_while_the_ranks_are_terminated(tmp_path):
+    body = """
+def terminated(number, frame):
+    tell("terminated")
+    sys.exit()
+def hook(kind, error, traceback):
+    hear("terminated")
+    tell("hooked", kind.__name__)
+if rank == 1:
+    signal.signal(signal.SIGTERM, terminated)
+    tell("ready")
+    time.sleep(30)
+hear("ready")
+sys.excepthook = hook
+raise ValueError("once")
+"""
+    write_script(tmp_path, body)
+    status, _, err = meshrun(tmp_path, "--nproc-per-node", "2", "script.py")
+    assert (status, err.count("ValueError: once")) == (1, 1), err
+    assert (tmp_path / "hooked").read_text() == "ValueError"
 
 
 def test_failed_rank_that_cannot_end_is_noticed(tmp_path):
