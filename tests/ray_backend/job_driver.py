@@ -1,8 +1,8 @@
-"""A driver of Ray: runs jobs by `meshdist.ray.run` and a trainer of Ray Train on one cluster.
+"""A driver of Ray: runs jobs by `meshdist.ray.run` on one cluster.
 
-    python job_driver.py DIRECTORY PROGRAM TRAIN_PROGRAM
+    python job_driver.py DIRECTORY PROGRAM
 
-The programs are those of docs/ray.md.
+The program is one of docs/ray.md.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def left() -> dict[str, Any]:
     return {"entries": _internal_kv_list("", namespace="meshdist")}
 
 
-def main(program: str, train_program: str) -> dict[str, Any]:
+def main(program: str) -> dict[str, Any]:
     said: dict[str, Any] = {"page": run_page(program)}
     said["too fast"] = failure(lambda: meshdist.ray.run(where, 4, start_timeout=0.01))
     # Ray keeps the processes: the second job finds no group of the first.
@@ -185,8 +185,6 @@ def main(program: str, train_program: str) -> dict[str, Any]:
     said["told"] = told_while_waiting()
     said["ctrl-c"] = ctrl_c()
     said["wrong"] = wrong_calls()
-    with tempfile.TemporaryDirectory() as storage:
-        said["train"] = run_page(train_program.replace("=storage", f"={storage!r}"))
     said["left"] = left()
     return said
 

@@ -1,10 +1,9 @@
-"""`meshdist.ray.run`, the backend of Ray Train and a group of Ray, on one cluster: results, failures, what is left."""
+"""`meshdist.ray.run` and a group of Ray, on one cluster: results, failures, what is left."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -17,8 +16,7 @@ pytestmark = [*marks, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def said() -> Iterator[dict[str, Any]]:
     """What the driver says; the cluster starts and ends once for all tests of this file."""
-    train = program("A backend of Ray Train") if find_spec("pyarrow") and find_spec("pandas") else ""
-    with driven("job_driver.py", program("A job"), train, limit_s=480) as said:
+    with driven("job_driver.py", program("A job"), limit_s=480) as said:
         yield said
 
 
@@ -130,12 +128,6 @@ def test_a_function_that_cannot_be_imported_there_is_told(said: dict[str, Any]) 
 
 def test_ctrl_c_ends_the_job(said: dict[str, Any]) -> None:
     assert said["ctrl-c"] == "interrupted"
-
-
-def test_the_program_of_the_page_with_ray_train(said: dict[str, Any]) -> None:
-    if find_spec("pyarrow") is None or find_spec("pandas") is None:
-        pytest.skip("Ray Train needs pyarrow and pandas; pip install 'ray[train]'")
-    assert said["train"] == [3.0]
 
 
 def test_no_job_leaves_anything_in_the_cluster(said: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""A driver of Ray: a trainer of Ray Train whose workers fail, and go on from a checkpoint in a new world.
+"""A driver of Ray: trainers of Ray Train, that of the page and some whose workers fail and go on in a new world.
 
-    python train_driver.py DIRECTORY
+    python train_driver.py DIRECTORY PROGRAM
 
-RAY_TRAIN_V2_ENABLED chooses the version of Train.
+RAY_TRAIN_V2_ENABLED chooses the version of Train; the program, one of docs/ray.md, is run with version 2 alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from clusters_of_drivers import drive, outcome
+from clusters_of_drivers import drive, outcome, run_page
 from ray import train
 from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
 
@@ -60,8 +60,13 @@ def fit(how: str, max_failures: int) -> Any:
         return {name: metrics[name] for name in ("total", "step", "start")}
 
 
-def main() -> dict[str, Any]:
+def main(program: str) -> dict[str, Any]:
+    page = []
+    if os.environ["RAY_TRAIN_V2_ENABLED"] == "1":
+        with tempfile.TemporaryDirectory() as storage:
+            page = run_page(program.replace("=storage", f"={storage!r}"))
     return {
+        "page": page,
         "raise": outcome(lambda: fit("raise", 1)),
         "kill": outcome(lambda: fit("kill", 1)),
         "once too often": outcome(lambda: fit("raise", 0)),

@@ -1,11 +1,11 @@
-"""Workers of Ray Train that fail: Train starts them again, in a new world, from the last checkpoint."""
+"""A backend of Ray Train: the program of the page, and workers that fail, which go on in a new world."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 
 import pytest
-from ray_clusters import driven, marks
+from ray_clusters import driven, marks, program
 
 pytestmark = [
     *marks,
@@ -18,8 +18,10 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("version", ["0", "1"], ids=["v1", "v2"])
-def test_failed_workers_are_started_again_in_a_new_world(version: str) -> None:
-    with driven("train_driver.py", limit_s=480, RAY_TRAIN_V2_ENABLED=version) as said:
+def test_the_program_of_the_page_and_workers_that_fail(version: str) -> None:
+    page = program("A backend of Ray Train")
+    with driven("train_driver.py", page, limit_s=480, RAY_TRAIN_V2_ENABLED=version) as said:
+        assert said["page"] == ([3.0] if version == "1" else [])
         for how in ("raise", "kill"):
             assert (said[how]["total"], said[how]["step"]) == (7, 3)
             assert said[how]["start"] > 0
