@@ -254,7 +254,9 @@ def test_under_meshrun_a_rank_that_ends_before_it_imports_meshdist_ends_the_job(
     command = [str(path)] if how == "script" else ["-m", path.stem]
     meshrun = [str(mpi_worlds.environment(library)), "-m", "meshdist.launch.meshrun", "--launcher", "mpi", "-n", "2"]
     done = run([*meshrun, *command], cwd=path.parent)
-    assert done.returncode == (3 if "3" in end else 1), done.stderr
+    if "prterun: tpp.c" not in done.stderr:  # that of Open MPI 5.0.11 now and then aborts when it has ended the job
+        assert done.returncode == (3 if "3" in end else 1), done.stderr
+    assert done.returncode != 0
     assert ("exits with status 3" if "3" in end else "too early") in done.stderr
     if "raise" in end:
         assert re.search(rf"\(most recent call last\):\n  File \"[^\"]*{path.name}\"", done.stderr), done.stderr

@@ -55,6 +55,8 @@ def test_what_all_ranks_print_is_shown_once(shell, capsys):
 
 
 def test_options_stay_and_variables_go_both_ways(shell, capsys):
+    shell.run_cell_magic("mesh", "-n 4 --axes dp=2,tp=2", "pass")
+    capsys.readouterr()
     shell.push({"scale": 3})
     source = "scaled = rank * scale\ndef square(x): return x * x"
     shell.run_cell_magic("mesh", "--send scale --get scaled,square", source)
@@ -95,7 +97,7 @@ def test_drawings_are_shown_once_for_all_workers(shell, capsys, monkeypatch):
 
 def test_an_error_is_that_of_the_rank_that_made_it(shell):
     with pytest.raises(RuntimeError) as raised:
-        shell.run_cell_magic("mesh", "", "if rank == 2:\n    1 / 0\ndist.barrier()")
+        shell.run_cell_magic("mesh", "-n 4", "if rank == 2:\n    1 / 0\ndist.barrier()")
     assert raised.value._render_traceback_() == [
         "[2] Traceback (most recent call last):",
         *(line for line in str(raised.value).splitlines()[1:-1]),
@@ -276,7 +278,7 @@ def test_ranks_that_have_not_done_the_same_lose_their_groups_which_are_named(she
 
 def test_a_worker_that_ends_is_said(shell, capsys):
     with pytest.raises(RuntimeError) as raised:
-        shell.run_cell_magic("mesh", "", "import os\nif rank == 1: os._exit(3)\ndist.barrier()")
+        shell.run_cell_magic("mesh", "-n 4", "import os\nif rank == 1: os._exit(3)\ndist.barrier()")
     assert str(raised.value).splitlines() == [
         "rank 1 ended in the cell (exit status 3); a new process takes its place, without the variables of the old one",
         "The other workers keep their variables.",
@@ -287,7 +289,7 @@ def test_a_worker_that_ends_is_said(shell, capsys):
 def test_killed_workers_are_said_with_one_hint_at_the_cause(shell):
     with pytest.raises(RuntimeError) as raised:
         shell.run_cell_magic(
-            "mesh", "", "import os, signal\nif rank > 1: os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()"
+            "mesh", "-n 4", "import os, signal\nif rank > 1: os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()"
         )
     said = str(raised.value)
     assert said.count("(killed by SIGKILL)") >= 1
@@ -296,6 +298,8 @@ def test_killed_workers_are_said_with_one_hint_at_the_cause(shell):
 
 
 def test_other_workers_take_the_place_of_those_before(shell, capsys):
+    shell.run_cell_magic("mesh", "-n 4 --axes dp=2,tp=2", "pass")
+    capsys.readouterr()
     shell.run_cell_magic("mesh", "-n 2", "world_size")
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [
@@ -433,8 +437,10 @@ pyplot.show()
 if rank == 1:
     pyplot.plot([2, 1])
 """
-    shell.run_cell_magic("mesh", "-n 2", source)
-    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("new workers")]
+    shell.run_cell_magic("mesh", "-n 2", "pass")
+    capsys.readouterr()
+    shell.run_cell_magic("mesh", "", source)
+    lines = capsys.readouterr().out.splitlines()
     assert lines[0::2] == ["[0,1]: 1 figure", "[1]: 1 figure"]
     assert len(lines) == 4
     shell.run_cell_magic("mesh", "", "pyplot.get_fignums()")
