@@ -62,11 +62,13 @@ def measure(name: str, operation: Operation, num_bytes: int, setting: Setting, e
     # Zeros do not overflow in repeated sums.
     give.fill(0)
     take.fill(0)
-    found, median_s = _iterations_for(call, effort.seconds)
-    iterations = effort.iterations or found
+    iterations, batch = effort.iterations, 1
+    if iterations is None or iterations >= 2 * FEWEST:  # fewer are not timed in batches
+        found, median_s = _iterations_for(call, effort.seconds)
+        iterations = iterations or found
+        batch = max(1, min(iterations // FEWEST, int(_BATCH_S / max(1e-9, median_s))))
+        iterations -= iterations % batch
     warmup = max(1, iterations // 10) if effort.warmup is None else effort.warmup
-    batch = max(1, min(iterations // FEWEST, int(_BATCH_S / max(1e-9, median_s))))
-    iterations -= iterations % batch
     times = _on_slowest(_times(call, iterations // batch, warmup, batch)) / operation.trips
     count = max(gives, takes)
     size, median = count * setting.dtype.itemsize, float(np.median(times))
