@@ -222,8 +222,8 @@ EXHAUSTIVE = re.compile(
     r"|test_messages_that_do_not_fit.*\[gloo-(tcp|.*-False\])"
     r"|conformance/test_(reductions|movement|gather_scatter).*\[(gloo-hosts-4|gloo-tcp-3)-numpy"
     r"|core/.*\[.*mpi-openmpi"
-    r"|test_show\.py::test_(all_texts_of_a_plot_can_be_read\[shape[02]-|panels_leave_no_blank|dots_for)"
-    r"|test_zarr_metadata_are_read_or_refused|test_calls_whose_shapes_never_repeat.*\[4-gloo-hosts"
+    r"|test_show\.py::test_(all_texts_of_a_plot_can_be_read\[shape[02]-)"
+    r"|test_calls_whose_shapes_never_repeat.*\[4-gloo-hosts"
     r"|test_reset_links.*\[in the clear|test_same_as_torch.*\[programs_reductions.reduce_scatter_tensor-"
     r"|test_a_traceback_ends_at_the_call\[(?!load\])|test_launch_examples.*\[file:|test_mpi_passing.*\[mpi-mpich"
     r"|test_under_a_launcher_the_first_rank_alone.*\[options[12]|test_64_ranks_that_are_stuck"
@@ -231,14 +231,15 @@ EXHAUSTIVE = re.compile(
     r"|test_the_core_is_compiled_by_every_python|test_notebooks.*\[(choosing_a_mesh|pipelines)"
     r"|test_it_agrees_with_one_process\[(kmeans|nbody|fft_pencils|matmul|heat_2d_arrays)"
     r"|test_several_nodes.*::test_(killed_launcher|signal_to_one_launcher)_ends_all_hosts.*\[1\]"
-    r"|test_launch_examples.*::test_(spawn\[tcp|a_spawn_on_each_node|a_wrong_secret_on_one_node.*\[different)"
+    r"|test_launch_examples.*::test_(spawn\[tcp|a_wrong_secret_on_one_node.*\[different)"
     r"|test_spawn\.py.*\[forkserver|test_meshrun_signals.*::test_ctrl_c_on_a_job_that_hangs.*\[1\.0"
-    r"|test_(destroyed_groups_leave_no_memory|50_worlds|500_groups).*\[gloo-tcp|test_many_ranks.*\[gloo-tcp"
-    r"|test_a_restart_of_all_workers_is_no_failure|fuzz/test_calls.*\[(2-threads|3-gloo-tcp)"
+    r"|test_(destroyed_groups_leave_no_memory|50_worlds).*\[gloo-tcp|test_many_ranks.*\[gloo-tcp"
+    r"|fuzz/test_calls.*\[(2-threads|3-gloo-tcp)"
     r"|test_a_save_that_fails_at_the_end.*\[(?!\])|test_a_missing_destroy_is_told.*\[(?!-True)"
     r"|test_ctrl_c_on_a_job_that_hangs_names_the_absent_rank_alone\[mpich|test_plot\[\.svg"
 )
-# Folders whose slow tests stand beside quick ones. Of each, one is run for each backend; the others are exhaustive.
+# Folders whose slow tests stand beside quick ones. Of the sets of parameters of each test, CI runs the first for each
+# backend; the others are exhaustive as well.
 SAMPLED = (
     "autograd",
     "checkpoint",
@@ -307,15 +308,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("slow")
         if {"torch", "torch_worlds"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("torch")
-        if {"slow", "torch"}.isdisjoint(mark.name for mark in item.iter_markers()):
+        marks = {mark.name for mark in item.iter_markers()}
+        if "exhaustive" in marks or marks.isdisjoint({"slow", "torch"}):
             continue
         is_exhaustive = EXHAUSTIVE.search(item.nodeid)
         if not is_exhaustive and item.path.relative_to(_TESTS).parts[0] in SAMPLED:
-            test, _, parameters = item.nodeid.partition("[")
-            backend = _BACKEND.search("[" + parameters)
-            one = test, backend and backend[1]
-            is_exhaustive = one in sampled
-            sampled.add(one)
+            test = item.nodeid.partition("[")[0]
+            backend = _BACKEND.search(item.nodeid, len(test))
+            sample = test, backend and backend[1]
+            is_exhaustive = sample in sampled
+            sampled.add(sample)
         if is_exhaustive:
             item.add_marker("exhaustive")
     yield
