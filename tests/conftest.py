@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import os
 import re
@@ -24,6 +25,9 @@ SIZES, USUAL = (1, 2, 3, 4, 5), (1, 2, 3, 5)
 # Each of the hundreds of interpreters that tests start would compile the package anew, and pytest all tests.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     sys.dont_write_bytecode = False
+
+# Collecting makes a million objects that stay. Until it is done, and from then on, nobody looks for garbage among them.
+gc.disable()
 
 # For the processes of pytest-xdist and whatever they start: they fill the processors by themselves, and threads of
 # OpenBLAS that wait for each other in turns of the processors spin.
@@ -325,6 +329,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         num_tests = Counter(item.path for item in items)
         first = {_TESTS / name: place for place, name in enumerate(FIRST)}
         items.sort(key=lambda item: (first.get(item.path, len(first)), -num_tests[item.path]))
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -31,6 +32,9 @@ from meshdist.launch.worker import die_with_parent
 
 PRELOADED = ("numpy", "ml_dtypes", "pytest", "meshdist.functional", "meshdist.lifecycle", "meshdist.device_mesh")
 PRELOADED += ("meshdist.debug.dump", "meshdist.backends.gloo.backend", "encodings.idna", "hmac")
+PRELOADED += ("meshdist.bootstrap.join", "meshdist.bootstrap.launched", "meshdist.bootstrap.url")
+PRELOADED += ("meshdist.debug.signals", "meshdist.debug.hang_watchdog", "meshdist.debug.instrumentation")
+PRELOADED += ("meshdist.backends.mpi.shared_report",)
 # How long a program may take, and how long the others may go on once one rank has failed.
 PROGRAM_S = 60.0
 FOLLOW_S = 1.0
@@ -355,6 +359,7 @@ def nursery() -> None:
     for name in sys.argv[4:]:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
+    gc.freeze()  # ranks that looked through what was imported would copy all of its pages
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the ranks; they are watched by pidfd
     pid = os.getpid()
     with socket.socket(fileno=control) as messages:
