@@ -47,8 +47,9 @@ PROGRAM = (Path(__file__).parents[2] / "docs" / "dask.md").read_text().split("``
 @pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
     with (
-        # Dask's profiler may hang a worker: python/cpython issue 106883, in Python 3.10, and 3.11 before 3.11.9.
-        dask.config.set({"distributed.worker.profile.enabled": False}),
+        # Dask's profiler may hang a worker: python/cpython issue 106883, in Python 3.10, and 3.11 before 3.11.9. And
+        # some time after a worker was killed, the cluster takes it for lost if all are just being restarted.
+        dask.config.set({"distributed.worker.profile.enabled": False, "distributed.deploy.lost-worker-timeout": "1h"}),
         LocalCluster(n_workers=RANKS, threads_per_worker=2, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
