@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -137,11 +138,15 @@ def hang_of_interrupted(
     """Return what `hang_at_the_end` does if it comes in time, and before `is_in_haste` is true: the user asks again."""
     lines: list[str] = []
     answer_s = min(_AT_THE_END_S, _OF_RANKS * within_s)
+    # What the report needs is loaded meanwhile: on a busy host, that may take longer than the answers.
+    loading = threading.Thread(target=import_module, args=("networkx",), daemon=True)
     asking = threading.Thread(target=lambda: lines.extend(hang_at_the_end(store, address, answer_s)), daemon=True)
+    loading.start()
     asking.start()
-    deadline = Deadline(within_s)
-    while asking.is_alive() and not deadline.expired() and not is_in_haste():
-        asking.join(_REPORT_SLICE_S)
+    for thread, longest_s in ((loading, REPORT_S), (asking, within_s)):
+        deadline = Deadline(longest_s)
+        while thread.is_alive() and asking.is_alive() and not deadline.expired() and not is_in_haste():
+            thread.join(_REPORT_SLICE_S)
     return list(lines)
 
 
