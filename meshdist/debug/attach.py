@@ -135,16 +135,22 @@ _REPORT_SLICE_S, _OF_RANKS = 0.05, 0.8
 def hang_of_interrupted(
     store: Store, address: str, is_in_haste: Callable[[], object] = lambda: False, within_s: float = REPORT_S
 ) -> list[str]:
-    """Return what `hang_at_the_end` does if it comes in time, and before `is_in_haste` is true: the user asks again."""
+    """Return what `hang_at_the_end` does if it comes in time, and before `is_in_haste` is true: the user asks again.
+
+    In time is `within_s` after what the report needs is loaded, and REPORT_S in all.
+    """
     lines: list[str] = []
     answer_s = min(_AT_THE_END_S, _OF_RANKS * within_s)
-    # What the report needs is loaded meanwhile: on a busy host, that may take longer than the answers.
+    # The report needs networkx. On a busy host, loading it may take longer than the answers, which come meanwhile.
     loading = threading.Thread(target=import_module, args=("networkx",), daemon=True)
     asking = threading.Thread(target=lambda: lines.extend(hang_at_the_end(store, address, answer_s)), daemon=True)
-    loading.start()
+    in_all = Deadline(REPORT_S)
     asking.start()
+    asking.join(_REPORT_SLICE_S)
+    if asking.is_alive():  # there are ranks to ask
+        loading.start()
     for thread, longest_s in ((loading, REPORT_S), (asking, within_s)):
-        deadline = Deadline(longest_s)
+        deadline = Deadline(in_all.slice_s(longest_s))
         while thread.is_alive() and asking.is_alive() and not deadline.expired() and not is_in_haste():
             thread.join(_REPORT_SLICE_S)
     return list(lines)
