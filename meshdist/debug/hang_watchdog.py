@@ -45,8 +45,9 @@ _DETECTS_FROM_S = 1.0
 # Logged at debug level INFO.
 _SLOW_S = 1.0
 _LONGEST_BUDGET_S = 1.0
-# For the first finding: on a busy machine, the imports alone may take seconds.
+# For the first finding; on a busy machine, loading what it needs may take seconds, which do not count.
 _FIRST_BUDGET_S = 5.0
+_MOST_LOADING_S = 5.0
 # How long a rank that a signal ends asks the store for the missing ranks.
 _LAST_LOOK_S = 0.1
 
@@ -184,6 +185,8 @@ class HangWatchdog:
         self._warned_of = ""  # the cause in the last warning
         self._last: dict[str, Any] | None = None
         self._has_cause = False
+        self._is_loaded = threading.Event()  # unset while what a finding needs is being loaded
+        self._is_loaded.set()
         self._giving_up = threading.Event()
         self._gave_up = threading.Event()
 
@@ -286,6 +289,9 @@ class HangWatchdog:
         stopped = {} if self._found else self.exchange.stopped()
         budget_s = budget_s if self._found or stopped else min(_FIRST_BUDGET_S, 10 * budget_s)
         self._ask(self._asked, self._answered, budget_s)
+        if not self._is_loaded.is_set():
+            self._is_loaded.wait(_MOST_LOADING_S)
+            self._answered.wait(budget_s)
         told = self._found.told(time.time())
         return told or "\n".join(f"  rank {rank} {state}" for rank, state in stopped.items())
 
@@ -406,9 +412,13 @@ class HangWatchdog:
         )
 
     def _find_out(self) -> None:
+        self._is_loaded.clear()
+        import networkx  # noqa: F401  (of the graph)
+
         from meshdist.debug.hang_report import hang_report
         from meshdist.debug.wait_graph import who_waits
 
+        self._is_loaded.set()
         timeout_s = min((watch.timeout_s for watch in list(self._watches)), default=0.0)
         states, gone = self.exchange.gather(min(_LONGEST_BUDGET_S, timeout_s / 10))
         waits, now_s = who_waits(states, gone), time.time()

@@ -28,6 +28,15 @@ def hear(name):
     return pathlib.Path(name).read_text()
 """
 
+# A package that loads another of its name, and takes as long as on a busy machine.
+SLOW_PACKAGE = """
+import importlib.machinery, sys, time
+time.sleep({seconds})
+spec = importlib.machinery.PathFinder.find_spec(__name__, [path for path in sys.path if not __file__.startswith(path)])
+__path__[:] = spec.submodule_search_locations
+exec(spec.loader.get_code(__name__))
+"""
+
 
 def write_script(directory, body, name="script.py"):
     path = directory / name
@@ -39,6 +48,14 @@ def environment(**variables):
     chosen = ("MESHDIST_", "OMP_", "PYTHONUNBUFFERED")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(chosen)}
     return {**inherited, "PYTHONPATH": ROOT, **variables}
+
+
+def slow_networkx(directory, seconds):
+    """Return the variables of a job whose processes take `seconds` longer to import networkx."""
+    package = directory / "slow" / "networkx"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(SLOW_PACKAGE.format(seconds=seconds))
+    return {"PYTHONPATH": str(package.parent)}
 
 
 def _ignores_no_signal():

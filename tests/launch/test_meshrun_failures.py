@@ -8,7 +8,7 @@ import tempfile
 import time
 
 import pytest
-from launching import all_gone, finish, meshrun, reported, start_meshrun, write_script
+from launching import all_gone, finish, meshrun, reported, slow_networkx, start_meshrun, write_script
 
 from meshdist import core
 from meshdist.launch.agent import _other_failures
@@ -43,6 +43,27 @@ meshdist.init_process_group(timeout=2)
         err,
     )
     assert "MESHDIST_SECRET" not in err
+
+
+def test_a_timeout_on_a_busy_machine_shows_who_waits_for_whom(tmp_path):
+    body = """
+import numpy as np
+import meshdist as dist
+dist.init_process_group()
+group = dist.new_group(timeout=1)
+group.barrier()
+if rank == 1:
+    hear("failed")
+try:
+    group.all_reduce(np.ones(4))
+except dist.DistTimeoutError:
+    tell("failed")
+    raise
+"""
+    write_script(tmp_path, body)
+    _, _, err = meshrun(tmp_path, "-n", "2", "script.py", variables=slow_networkx(tmp_path, 2.5))
+    assert re.search(r"DistTimeoutError: .* timed out after 1 s waiting for rank 1 .*\n  who is waiting for whom", err)
+    assert "rank 1 has not reached all_reduce(float64[4], op=sum), call 2" in err
 
 
 def test_traceback_of_the_first_failure_is_shown_once_first_and_whole(tmp_path):

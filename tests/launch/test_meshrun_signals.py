@@ -10,7 +10,7 @@ import termios
 import time
 
 import pytest
-from launching import all_gone, environment, finish, is_alive, reported, start_meshrun, write_script
+from launching import all_gone, environment, finish, is_alive, reported, slow_networkx, start_meshrun, write_script
 from until import until
 
 WAIT = """
@@ -72,23 +72,10 @@ def test_ctrl_c_on_a_job_that_hangs_shows_who_waits_for_whom(tmp_path, after_s):
     assert process.returncode == 130
 
 
-# A package that loads networkx, from a place behind its own, and takes as long as on a busy host.
-LOADS_SLOWLY = """
-import importlib.machinery, sys, time
-time.sleep(1.5)
-spec = importlib.machinery.PathFinder.find_spec(__name__, [path for path in sys.path if not __file__.startswith(path)])
-__path__[:] = spec.submodule_search_locations
-exec(spec.loader.get_code(__name__))
-"""
-
-
 @pytest.mark.parametrize("loads_slowly", [False, True])
 def test_sigterm_on_a_job_that_hangs_shows_who_waits_for_whom(tmp_path, loads_slowly):
     write_script(tmp_path, HANGS)
-    package = tmp_path / "slow" / "networkx"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(LOADS_SLOWLY)
-    variables = {"PYTHONPATH": str(package.parent)} if loads_slowly else {}
+    variables = slow_networkx(tmp_path, 1.5) if loads_slowly else {}
     process = start_meshrun(tmp_path, "--nproc-per-node", "2", "script.py", variables=variables)
     pids = started(tmp_path, 2)
 
