@@ -115,6 +115,7 @@ class LongWait:
         self.timeout_s = deadline.timeout_s
         self.is_long = False
         self.warned_s = 0.0  # how long it had lasted at the last warning about it
+        self.present: Collection[int] = ()  # the ranks known to have made the call, as of the last look
         self.instead = ""  # what had come instead of what is waited for, when it became long
         self._deadline = deadline
         self._missing = missing
@@ -211,6 +212,8 @@ class HangWatchdog:
         if watch is not None and not watch.is_long and lasts_s >= grace:
             watch.instead = waitable.instead()
             self._begin(watch)
+        if watch is not None and watch.is_long:
+            watch.present = waitable.present()
         if watch is not None and lasts_s >= self.detects_from_s:
             try:
                 watch.blocked = self.detector.look(watch.blocked, waitable)
@@ -297,7 +300,7 @@ class HangWatchdog:
 
     def publish_last(self, budget_s: float, *, has_timed_out: bool) -> None:
         """Publish the last state of this rank, which gives up, for ranks that ask when it is gone."""
-        self._last = rank_state(self._world, TIMED_OUT if has_timed_out else GAVE_UP, RECORDS_SENT)
+        self._last = self._state(TIMED_OUT if has_timed_out else GAVE_UP)
         # If the request before is still open, the thread waits for the store: do not wait for it again.
         self._ask(self._giving_up, self._gave_up, 0.0 if self._asked.is_set() else budget_s)
 
@@ -373,7 +376,13 @@ class HangWatchdog:
             return True
 
     def _publish(self) -> None:
-        self.exchange.publish(rank_state(self._world, "waits for long", RECORDS_SENT), waits=True)
+        self.exchange.publish(self._state("waits for long"), waits=True)
+
+    def _state(self, reason: str) -> dict[str, Any]:
+        """Return the state of this rank, with the ranks present in its call where that is the only one."""
+        state, watches = rank_state(self._world, reason, RECORDS_SENT), list(self._watches)
+        open_calls = [record for record in state["records"] if record["completed_s"] is None]
+        return {**state, "present": sorted(watches[0].present)} if len(watches) == 1 >= len(open_calls) else state
 
     def _look(self, warned: LongWait | None, *, is_last_chance: bool = False) -> None:
         """Find out who waits for whom; warn about the wait `warned`, the first time unless another rank has."""

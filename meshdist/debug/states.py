@@ -112,6 +112,7 @@ class RankSnapshot:
     num_shrunk: int = 0  # how often its world was shrunk
     began_s: float | None = None  # when it joined the world; None if unknown
     raised: Raised | None = None  # at `place`
+    present: tuple[int, ...] = ()  # the ranks that it knows to have made the call in which it waits
     awaits: Awaits | None = None  # what it waits for at `place`, if that is async calls
 
     @property
@@ -196,6 +197,7 @@ def parse_state(data: Any, source: str) -> RankSnapshot:
             num_shrunk=int(data.get("shrunk", 0)),
             began_s=_optional(data.get("began_s"), float),
             raised=_optional(data.get("raised"), _parse_raised),
+            present=tuple(map(int, data.get("present", ()))),
             awaits=_optional(data.get("awaits"), lambda awaits: _parse_awaits(awaits, calls)),
         )
     except _OtherFormatError as error:

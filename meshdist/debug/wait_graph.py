@@ -72,7 +72,11 @@ def awaited(
     absent = []
     for rank in others:
         other = states.get(rank)
-        if other is None or (rank in gone and not other.outlasts) or not _has_started(other, call):
+        if other is None or (rank in gone and not other.outlasts):
+            has_started = rank in state.present
+        else:
+            has_started = _has_started(other, call)
+        if not has_started:
             absent.append(rank)
     return absent
 

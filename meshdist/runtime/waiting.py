@@ -114,6 +114,10 @@ class Waitable(ABC):
         """
         return ()
 
+    def present(self) -> Collection[int]:
+        """Return the global ranks that are known to have made the call that is waited for; none if that is unknown."""
+        return ()
+
     def sends_to(self) -> Collection[int]:
         """Return the global ranks, besides the awaited ones, to which messages of this rank wait for room in memory.
 
@@ -217,6 +221,9 @@ class Wrapped(Waitable):
 
     def awaits_any(self) -> Collection[int]:
         return self.waitable.awaits_any()
+
+    def present(self) -> Collection[int]:
+        return self.waitable.present()
 
     def sends_to(self) -> Collection[int]:
         return self.waitable.sends_to()

@@ -218,6 +218,31 @@ def test_a_stopped_rank_is_told_of_as_stopped(new_workers):
     assert f"rank 1 is stopped by a signal; `kill -CONT {workers.pids[1]}` on " in failure.message
 
 
+def wait_while_one_computes(enough):
+    group = dist.new_group(timeout=TIMEOUT_S, group_desc="short of time")
+    group.barrier()
+    if dist.get_rank() == 0:
+        busy_in_own_code(enough)
+        return None
+    return attempt(group.barrier, announce=dist.get_rank() == 1)
+
+
+def test_a_stopped_rank_that_has_made_the_call_is_not_missing(new_workers, tmp_path):
+    workers = new_workers(3)
+    workers.start(wait_while_one_computes, str(tmp_path / "enough"))
+    workers.reported(1)
+    workers.until_asleep(1)
+    workers.signal(1, signal.SIGSTOP)
+    failure = workers.outcome(2)
+    workers.signal(1, signal.SIGCONT)
+    open(tmp_path / "enough", "w").close()
+    assert "rank 0 has not reached barrier(), call 2 on 'short of time'" in failure.message
+    assert re.search(r"rank 2 has been in barrier\(\), .* waiting for rank 0\n", failure.message)
+    assert "rank 1 is stopped by a signal" in failure.message
+    workers.outcome(0)
+    workers.outcome(1)
+
+
 def wait_for_one_that_computes(enough, is_async):
     group = dist.new_group(timeout=TIMEOUT_S, group_desc="short of time")
     group.barrier()

@@ -469,3 +469,6 @@ class BarrierWait(Waitable):
     def awaits(self) -> list[int]:
         members = self._barrier.members
         return [members.ranks[members.number(peer)] for peer in self._barrier.absent(self.word)]
+
+    def present(self) -> set[int]:
+        return {*self._barrier.members.ranks} - {*self.awaits()}
