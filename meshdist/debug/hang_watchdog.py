@@ -188,6 +188,7 @@ class HangWatchdog:
         self._has_cause = False
         self._is_loaded = threading.Event()  # unset while what a finding needs is being loaded
         self._is_loaded.set()
+        self._loading_s = 0.0  # how long that took the last time, at most _MOST_LOADING_S
         self._giving_up = threading.Event()
         self._gave_up = threading.Event()
 
@@ -292,9 +293,8 @@ class HangWatchdog:
         stopped = {} if self._found else self.exchange.stopped()
         budget_s = budget_s if self._found or stopped else min(_FIRST_BUDGET_S, 10 * budget_s)
         self._ask(self._asked, self._answered, budget_s)
-        if not self._is_loaded.is_set():
-            self._is_loaded.wait(_MOST_LOADING_S)
-            self._answered.wait(budget_s)
+        self._is_loaded.wait(_MOST_LOADING_S)
+        self._answered.wait(self._loading_s)
         told = self._found.told(time.time())
         return told or "\n".join(f"  rank {rank} {state}" for rank, state in stopped.items())
 
@@ -422,11 +422,13 @@ class HangWatchdog:
 
     def _find_out(self) -> None:
         self._is_loaded.clear()
+        begun_s = time.monotonic()
         import networkx  # noqa: F401  (of the graph)
 
         from meshdist.debug.hang_report import hang_report
         from meshdist.debug.wait_graph import who_waits
 
+        self._loading_s = min(time.monotonic() - begun_s, _MOST_LOADING_S)
         self._is_loaded.set()
         timeout_s = min((watch.timeout_s for watch in list(self._watches)), default=0.0)
         states, gone = self.exchange.gather(min(_LONGEST_BUDGET_S, timeout_s / 10))

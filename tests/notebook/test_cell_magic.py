@@ -217,7 +217,7 @@ def test_the_same_timeout_of_several_ranks_is_said_once(shell):
     waits = [line.partition("] ")[2] for line in lines if "not reached" in line]
     assert [line.partition(", at ")[0].strip() for line in waits] == [
         "rank 0 has not reached all_reduce(float64[2, 2], op=sum), call 2 on 'world'"
-    ]
+    ], "\n".join(lines)
     assert not [line for line in lines if re.search(r"rank \d \(.*\) failed(:| because)", line)]
     shell.run_cell_magic("mesh", "--timeout 1800", "pass")  # the default
 
