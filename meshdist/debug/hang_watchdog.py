@@ -253,7 +253,7 @@ class HangWatchdog:
             self._last = None
             if self._thread is None:
                 self._wake.clear()
-                self._found, self._warned_of = Finding(), ""
+                self._found, self._warned_of, self._loading_s = Finding(), "", 0.0
                 name = f"meshdist-watchdog-{self._world.rank}"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 try:
@@ -293,6 +293,7 @@ class HangWatchdog:
         stopped = {} if self._found else self.exchange.stopped()
         budget_s = budget_s if self._found or stopped else min(_FIRST_BUDGET_S, 10 * budget_s)
         self._ask(self._asked, self._answered, budget_s)
+        # What loading has taken of that time does not count.
         self._is_loaded.wait(_MOST_LOADING_S)
         self._answered.wait(self._loading_s)
         told = self._found.told(time.time())
@@ -348,8 +349,8 @@ class HangWatchdog:
             self._log.log(level, "cannot determine which rank waits for which: %s: %s", type(error).__name__, error)
             with self._lock:
                 self._thread = None
-            self._answered.set()
-            self._gave_up.set()
+            for event in (self._is_loaded, self._answered, self._gave_up):
+                event.set()
 
     def _handle_requests(self) -> bool:
         """Handle the requests of a rank that gives up; return whether there was one."""
@@ -423,7 +424,7 @@ class HangWatchdog:
     def _find_out(self) -> None:
         self._is_loaded.clear()
         begun_s = time.monotonic()
-        import networkx  # noqa: F401  (of the graph)
+        import networkx  # noqa: F401 - `who_waits` imports it
 
         from meshdist.debug.hang_report import hang_report
         from meshdist.debug.wait_graph import who_waits

@@ -243,6 +243,30 @@ def test_a_stopped_rank_that_has_made_the_call_is_not_missing(new_workers, tmp_p
     workers.outcome(1)
 
 
+def receive_from_one_that_computes(enough):
+    group = dist.new_group(timeout=TIMEOUT_S, group_desc="short of time")
+    group.barrier()
+    if dist.get_rank() == 0:
+        busy_in_own_code(enough)
+        return None
+    if dist.get_rank() == 1:
+        report("stop me")
+        time.sleep(60)
+        return None
+    return attempt(lambda: group.broadcast(np.ones(4), 0))
+
+
+def test_a_stopped_rank_that_need_not_have_made_the_call_is_missing(new_workers, tmp_path):
+    workers = new_workers(3)
+    workers.start(receive_from_one_that_computes, str(tmp_path / "enough"))
+    workers.reported(1)
+    workers.signal(1, signal.SIGSTOP)
+    failure = workers.outcome(2)
+    open(tmp_path / "enough", "w").close()
+    assert "timed out after 4 s waiting for rank 0 " in failure.message
+    assert re.search(r"ranks 0, 1 have not reached broadcast\(.*\), call 2 on 'short of time'", failure.message)
+
+
 def wait_for_one_that_computes(enough, is_async):
     group = dist.new_group(timeout=TIMEOUT_S, group_desc="short of time")
     group.barrier()

@@ -252,6 +252,13 @@ class FlagBarrier:
             found = {index for step, index in due if not self._have_signalled(step, (index,))}
         return [peer for peer, index in zip(self.peers, self._signals, strict=True) if index in found]
 
+    def signalled(self, word: int) -> list[int]:
+        """Return the ranks that have signalled the step of `word` for this rank's call."""
+        place = _place(word & _STEP)
+        return [
+            peer for peer, index in zip(self.peers, self._signals, strict=True) if self._words[index + place] == word
+        ]
+
     def check(self, signature: Signature) -> None:
         """Raise DistBackendError if a rank makes another call, has given up, has left, or is dead.
 
@@ -467,8 +474,11 @@ class BarrierWait(Waitable):
         return ", ".join(self._barrier.members.describe(peer) for peer in self._barrier.absent(self.word))
 
     def awaits(self) -> list[int]:
-        members = self._barrier.members
-        return [members.ranks[members.number(peer)] for peer in self._barrier.absent(self.word)]
+        return self._global_ranks(self._barrier.absent(self.word))
 
-    def present(self) -> set[int]:
-        return {*self._barrier.members.ranks} - {*self.awaits()}
+    def present(self) -> list[int]:
+        # Not all others than those awaited: it may need the signals of some, and those of one host are its peers.
+        return self._global_ranks(self._barrier.signalled(self.word))
+
+    def _global_ranks(self, peers: Sequence[int]) -> list[int]:
+        return [self._barrier.members.global_rank(peer) for peer in peers]
