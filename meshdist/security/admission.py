@@ -57,7 +57,7 @@ class Admission:
 
         Raises:
             TlsError: The client's TLS or its certificate is refused.
-            OSError: The connection broke.
+            OSError: The connection broke, or the client closed it.
         """
         try:
             if not self._is_ready and not self._begin_tls():
@@ -95,8 +95,8 @@ class Admission:
 
     def _read(self, data: bytes) -> None:
         if not data:
-            self.refusal = "closed the connection"
-            return
+            # A client that has waited too long, and comes again: nobody refused it.
+            raise ConnectionAbortedError("the client closed the connection")
         reply = self._handshake.feed(data)
         if reply:
             self.sock.send(reply)  # the buffer of a new connection always has room for so few bytes

@@ -35,10 +35,7 @@ def start_both(hosts, tmp_path, *arguments, secret="s"):
 def test_two_times_eight_ranks_meet(two_hosts, tmp_path):
     (tmp_path / "script.py").write_text(MEET)
     ended = [finish(process) for process in start_both(two_hosts, tmp_path, "--nproc-per-node", "8", "script.py")]
-    assert [status for status, _, _ in ended] == [0, 0]
-    for _, _, err in ended:
-        # On a busy machine a client may begin a handshake again that takes too long.
-        assert [line for line in err.splitlines() if not line.endswith("which closed the connection")] == []
+    assert [(status, err) for status, _, err in ended] == [(0, ""), (0, "")]
     assert "met" in ended[0][1]  # how soon is what benchmarks/start_between_hosts.py says
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import struct
@@ -14,8 +15,10 @@ import pytest
 from strangers import delay_nobody, is_hung_up
 
 from meshdist.errors import DistNetworkError
-from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S
+from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, HandshakeUnanswered, connect_handshake
 from meshdist.store import TCPStore
+from meshdist.store.session import PURPOSE
+from meshdist.system.deadline import Deadline
 
 LOOPBACK = "127.0.0.1"
 
@@ -66,6 +69,29 @@ def test_300_silent_slow_and_half_open_strangers_delay_nobody(master: TCPStore, 
             strangers[199].sendall(b"\0")
 
     delay_nobody(strangers, lambda: call_here(resources, master.port), ask)
+
+
+def test_a_client_that_gives_up_its_handshake_was_not_refused(
+    master: TCPStore, resources: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a busy host, it has waited too long for the store's answer, and comes again."""
+    client = call_here(resources, master.port)
+    client.sendall(hello())
+    assert client.recv(1)  # the store knows it for a process of meshdist
+    client.shutdown(socket.SHUT_WR)
+    assert is_hung_up(client)
+    assert master.add("count", 1) == 1  # after what the store did about the client
+    assert master.take_refusals() == []
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def hello() -> bytes:
+    """Return the first message of a client of the job."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        with pytest.raises(HandshakeUnanswered):
+            connect_handshake(ours, b"secret", PURPOSE, "nobody", Deadline(0.0))
+        return theirs.recv(4096)
 
 
 def test_more_strangers_than_the_server_will_bear(master: TCPStore, resources: ExitStack) -> None:
