@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from meshdist.errors import DistBackendError
 from meshdist.runtime.departure import Departure
 from meshdist.runtime.rank_text import call_process, call_rank
 from meshdist.store.interface import value_now
+from meshdist.system.deadline import Deadline
 
 if TYPE_CHECKING:
     from meshdist.runtime.peer_monitor import Peers
     from meshdist.runtime.waiting import Doorbells, WaitObserver
     from meshdist.store import Store
+
+
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.016
+
+
+class DeferredCleanup:
+    """What peers may still use of this rank, in any of its groups: memory that a receiver has yet to open.
+
+    For each there is a function that gives it back, and returns whether it could.
+    """
+
+    def __init__(self) -> None:
+        self._pending: list[Callable[[], bool]] = []
+
+    def add(self, give_back: Callable[[], bool]) -> None:
+        self._pending.append(give_back)
+
+    def try_all(self) -> bool:
+        """Give back what is not used any more; return whether that was all. Call it before more of the same is made."""
+        for give_back in list(self._pending):
+            if give_back():
+                with suppress(ValueError):  # another thread was here as well
+                    self._pending.remove(give_back)
+        return not self._pending
+
+    def wait(self, longest_s: float) -> None:
+        """Give all back, as this rank leaves; after `longest_s` also what is still used."""
+        deadline, pause, pause_s = Deadline(longest_s), threading.Event(), _SHORTEST_PAUSE_S
+        while not self.try_all() and not deadline.expired():
+            pause.wait(deadline.slice_s(pause_s))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        self._pending.clear()
 
 
 class BackendOptions:
@@ -30,8 +65,7 @@ class BackendOptions:
         timeout_s: Timeout of a call, in seconds.
         bells: The doorbells of this rank's threads.
         peers: The processes of the world.
-        deferred_cleanup: Functions that release resources which peers may still use, and return whether they succeeded.
-            A backend calls them before it allocates more of the same.
+        deferred_cleanup: What peers may still use of this rank, also after it has left the group.
         preconditions: Functions that return how a precondition of the group is violated, or None; for example, that all
             ranks made the same mesh. Checked during waits.
         observer: Observes long waits, if there are peers to wait for.
@@ -55,7 +89,7 @@ class BackendOptions:
         timeout_s: float,
         bells: Doorbells,
         peers: Peers,
-        deferred_cleanup: list[Callable[[], bool]],
+        deferred_cleanup: DeferredCleanup,
         preconditions: Sequence[Callable[[], str | None]] = (),
         observer: WaitObserver | None = None,
         pg_options: Any = None,

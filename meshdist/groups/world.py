@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from meshdist.backends.backend_options import BackendOptions, withdrawn_key
+from meshdist.backends.backend_options import BackendOptions, DeferredCleanup, withdrawn_key
 from meshdist.backends.base import Backend
 from meshdist.backends.device_backends import backend_name, by_device
 from meshdist.backends.registry import make_engine
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from meshdist.runtime.host_identity import Card
     from meshdist.runtime.peer_monitor import Peers
 
+# How long a rank that leaves waits for others that still need it.
 _LEAVE_TIMEOUT_S = 5.0
 # How long a rank that raises waits for what it has in progress, such as a save of a checkpoint.
 _FINISH_TIMEOUT_S = 30.0
@@ -105,7 +106,7 @@ class World:
         self._names = GroupNames()
         self._preconditions: dict[str, list[Callable[[], str | None]]] = {}
         self._mesh_numbers: dict[str, Iterator[int]] = {}
-        self._deferred_cleanup: list[Callable[[], bool]] = []
+        self._deferred_cleanup = DeferredCleanup()
         self._shared_resources: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._end: str | None = None
@@ -276,6 +277,7 @@ class World:
         if self.peers.departure.exit is PeerExit.DESTROYED_GROUP:
             self.peers.departure = Departure(PeerExit.LEFT_WORLD)
         self._close_groups(what)
+        self._deferred_cleanup.wait(_LEAVE_TIMEOUT_S)
         for resource in self._shared_resources.values():
             resource.close()
         from meshdist.bootstrap.join import leave  # loaded since this rank has joined
@@ -353,7 +355,7 @@ class World:
         world = type(self)(*place, self.backend_name, timeout_s, store, peers, bells, own_store, instrumentation)
         world.num_shrunk = self.num_shrunk + 1
         world.endings, world.last_calls = self.endings, self.last_calls
-        world._shared_resources = self._shared_resources
+        world._shared_resources, world._deferred_cleanup = self._shared_resources, self._deferred_cleanup
         self.hook_registry.move_to(world.hook_registry)
         return world
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshdist.errors import DistBackendError
 from meshdist.runtime.departure import Departure, PeerExit
 
 pytestmark = [
@@ -214,3 +215,16 @@ def test_each_side_sees_where_the_other_sleeps():
     assert (receiver.sleepers(), sender.sleepers()) == (0b101, 0b10000)
     sender.wake_up(3)
     assert receiver.sleepers() == 0b1
+
+
+def test_other_memory_under_the_number_of_a_closed_descriptor_is_not_taken_for_it():
+    from meshdist.backends.gloo.shm.segment import create, find
+
+    closed = create(channel.CHANNEL_BYTES, [os.getpid()])
+    closed.seal()
+    other = create(channel.CHANNEL_BYTES, [os.getpid()])
+    assert other.place.split()[0] == closed.place.split()[0]
+    with pytest.raises(DistBackendError, match="shared memory .* of a peer.*the peer has closed it"):
+        find(closed.place, channel.CHANNEL_BYTES)
+    find(other.place, channel.CHANNEL_BYTES)
+    other.seal()

@@ -238,6 +238,35 @@ def test_the_end_of_a_group_that_this_rank_is_not_in():
     assert not dist.is_initialized()
 
 
+# ---- Before its messages are received
+
+
+def received_after_the_end():
+    """What rank 0 makes in between has descriptors of the numbers that memory of the first group had."""
+    group, x = dist.new_group(), np.zeros(2)
+    if dist.get_rank() == 0:
+        group.send(np.array([1.0, 2.0]), 1)
+        dist.destroy_process_group(group)
+        later = dist.new_group()
+        later.send(np.array([3.0, 4.0]), 1)
+        dist.send(x, 1)
+    elif dist.get_rank() == 1:
+        later = dist.new_group()
+        dist.recv(x, 0)  # rank 0 has destroyed the first group
+        group.recv(x, 0)
+        assert x.tolist() == [1, 2]
+        later.recv(x, 0)
+        assert x.tolist() == [3, 4]
+        dist.destroy_process_group(group)
+    else:
+        later = dist.new_group()
+    dist.destroy_process_group(later)
+
+
+def test_what_was_sent_before_the_end_of_a_group_is_received_after_it(world_of_several):
+    world_of_several.run(received_after_the_end)
+
+
 # ---- What new_group takes
 
 

@@ -32,7 +32,6 @@ from meshdist.errors import DistError
 from meshdist.runtime.departure import Departure
 from meshdist.runtime.waiting import Incoming, Probe, Waitable
 from meshdist.store.brief_requests import brief
-from meshdist.system.deadline import Deadline
 
 if TYPE_CHECKING:
     from meshdist.backends.gloo.p2p.remote import RemoteP2P
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 
 # The longest message that is buffered: a few of them are to have room in the ring.
 _LARGEST_ENTRY = LONGEST_WHOLE // 8 - 128
-_DELIVERY_S = 5.0
 # How long a rank looks at its end for messages that it has not received.
 _LOOK_S = 1.0
 
@@ -137,11 +135,7 @@ class P2P:
             self.remote.announce(departure)
 
     def leave(self, departure: Departure) -> None:
-        """Wait for the delivery of sent messages, and end the channels."""
-        deadline = Deadline(_DELIVERY_S)
-        for sender in self._senders.values():
-            if isinstance(sender, ShmSender):
-                sender.deliver(deadline)
+        """End the channels; the receiver of a message may still open one, see `deferred_cleanup`."""
         self._end(departure)
         if self.remote is not None:
             self.remote.leave(departure)

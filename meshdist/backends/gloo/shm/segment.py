@@ -39,15 +39,15 @@ class Segment:
 
     Attributes:
         memory: The mapping, a buffer. It lives as long as an array over it.
-        place: The path by which peers open it, while its creator keeps it open. With `is_file`, a file that is removed
-            when the segment is sealed.
+        place: Where peers find it, while its creator keeps it open: its path, and its inode number, since later another
+            file may have the number of the descriptor. With `is_file`, the file is removed when the segment is sealed.
     """
 
-    def __init__(self, fd: int, num_bytes: int, place: str, *, is_file: bool = False) -> None:
+    def __init__(self, fd: int, num_bytes: int, path: str, *, is_file: bool = False) -> None:
         # Also if the segment is dropped before it is sealed, for instance after `reserve` has failed.
-        self._give_back = weakref.finalize(self, _give_back, fd, place if is_file else None, os.getpid())
+        self._give_back = weakref.finalize(self, _give_back, fd, path if is_file else None, os.getpid())
         self.memory = map_until_unused(fd, 0, num_bytes)
-        self.place = place
+        self.place = f"{path} {os.fstat(fd).st_ino}"
 
     @property
     def is_anonymous(self) -> bool:
@@ -77,13 +77,12 @@ def create(num_bytes: int, peer_pids: Sequence[int]) -> Segment:
     """Create a segment of `num_bytes` zeros that the processes `peer_pids` can open."""
     fd = anonymous_file("meshdist") if all(map(_may_access, peer_pids)) else None
     if fd is not None:
-        place = f"/proc/{os.getpid()}/fd/{fd}"
-        segment = Segment(fd, num_bytes, place)
+        segment = Segment(fd, num_bytes, f"/proc/{os.getpid()}/fd/{fd}")
     else:
         import tempfile
 
-        fd, place = tempfile.mkstemp(prefix="meshdist-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
-        segment = Segment(fd, num_bytes, place, is_file=True)
+        fd, path = tempfile.mkstemp(prefix="meshdist-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+        segment = Segment(fd, num_bytes, path, is_file=True)
     try:
         os.ftruncate(fd, num_bytes)
     except OSError as error:
@@ -101,13 +100,17 @@ def create(num_bytes: int, peer_pids: Sequence[int]) -> Segment:
 
 def find(place: str, num_bytes: int, *, only_reader: bool = False) -> Segment:
     """Map the segment that a peer created; its `only_reader` also removes its file."""
+    path, _, inode = place.rpartition(" ")
     try:
-        fd = os.open(place, os.O_RDWR | CLOSE_ON_EXEC)
+        fd = os.open(path, os.O_RDWR | CLOSE_ON_EXEC)
+        if os.fstat(fd).st_ino != int(inode):
+            os.close(fd)
+            raise FileNotFoundError(errno.ENOENT, "the peer has closed it", path)
     except OSError as error:
         raise DistBackendError(
-            f"cannot open the shared memory {place} of a peer on this host: {error}{limit_of(error)}"
+            f"cannot open the shared memory {path} of a peer on this host: {error}{limit_of(error)}"
         ) from error
-    segment = Segment(fd, num_bytes, place, is_file=only_reader and not place.startswith("/proc/"))
+    segment = Segment(fd, num_bytes, path, is_file=only_reader and not path.startswith("/proc/"))
     segment.seal()
     return segment
 

@@ -37,7 +37,6 @@ from meshdist.backends.p2p.requests import SendRequest
 from meshdist.errors import DistError
 from meshdist.runtime.departure import Departure, LeftOut
 from meshdist.runtime.waiting import Doorbell, Waitable
-from meshdist.system.deadline import Deadline
 
 # The longest message that goes through the ring although the receiver could read the sender's memory: both sides copy
 # at the same time, and the ring stays in the cache. Longer ones are copied by both sides between the arrays, which took
@@ -50,8 +49,7 @@ class ShmSender:
     """Sends messages to one rank, in order. Any thread may post, and writes what others have posted (`waiting`)."""
 
     def __init__(self, backend: Backend, dst: int, queue: GlooMatchQueue) -> None:
-        deferred_cleanup = backend.options.deferred_cleanup
-        deferred_cleanup[:] = [give_back for give_back in deferred_cleanup if not give_back()]
+        backend.options.deferred_cleanup.try_all()
         self.peer = Peer(backend, dst)
         self._backend, self._options, self._dst = backend, backend.options, dst
         segment = create(channel_bytes(backend.size), [self.peer.card.pid])
@@ -63,9 +61,10 @@ class ShmSender:
         self.waiting: deque[ShmSendRequest] = deque()
         self.queue = queue
         self.numbered = 0
+        self._has_left = False
         self.memory = Memory(self.peer.card.pid, self.peer.description)
         publish_channel(backend.options, backend.rank, dst, segment.place)
-        deferred_cleanup.append(self._seal)
+        backend.options.deferred_cleanup.add(self._give_back)
 
     def post(self, array: Array, tag: int, dtype_name: bytes, eager_bytes: int) -> Waitable:
         if self.channel.has_left():
@@ -113,14 +112,6 @@ class ShmSender:
     def disarm(self, bell: Doorbell) -> None:
         self.channel.wake_up(bell.number)
 
-    def deliver(self, deadline: Deadline) -> None:
-        """Wait until the receiver has opened the channel: from then on it does not need this process."""
-        pause, pause_s = threading.Event(), 0.001
-        while not deadline.expired() and self._is_awaited():
-            pause.wait(deadline.slice_s(pause_s))
-            pause_s = min(2 * pause_s, 0.016)
-        self.channel.segment.seal()
-
     @property
     def global_rank(self) -> int:
         return self.peer.global_rank
@@ -129,17 +120,8 @@ class ShmSender:
     def group_name(self) -> str:
         return self._options.name
 
-    def _is_awaited(self) -> bool:
-        """Return whether the receiver still may open the channel."""
-        if self.channel.words[MODE] != UNKNOWN:
-            return False
-        try:
-            check_withdrawn(self._options, self._dst, LeftOut.RECEIVE)
-        except DistError:
-            return False
-        return True
-
     def end(self, departure: Departure) -> None:
+        self._has_left = True
         self.channel.leave(departure)
         self.peer.wake(self.channel)
 
@@ -153,12 +135,17 @@ class ShmSender:
         if self.channel.sleepers():
             self.peer.wake(self.channel)
 
-    def _seal(self) -> bool:
-        # Once the receiver has opened the channel, it need not be reachable any more.
-        found = self.channel.words[MODE] != UNKNOWN
-        if found:
+    def _give_back(self) -> bool:
+        """Give the descriptor back once the receiver has opened the channel, or will not; return whether that is so."""
+        is_awaited = self.channel.words[MODE] == UNKNOWN
+        if is_awaited and self._has_left:  # else it is used, and the store need not be asked
+            try:
+                check_withdrawn(self._options, self._dst, LeftOut.RECEIVE)
+            except DistError:
+                is_awaited = False
+        if not is_awaited:
             self.channel.segment.seal()
-        return found
+        return not is_awaited
 
 
 class ShmSendRequest(SendRequest):
