@@ -309,6 +309,8 @@ def destroy_process_group(group: GroupLike = None) -> None:
     """Leave the world, or close one group.
 
     Calls in progress are completed first: sends and collectives for at most the group's timeout, receives for 5 s.
+    Messages that were sent can be received afterwards; where this ends the world, only by ranks that take their first
+    message from this one within 5 s.
 
     Args:
         group: The group to close; None or the world's group closes all groups and ends the world, after which

@@ -358,8 +358,12 @@ def test_ctrl_c_before_the_wait_begins_ends_the_ranks(tmp_path, monkeypatch):
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(SpawnContext, "join", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        spawn(wait_for, (str(tmp_path), "never"), nprocs=2, start_method="fork")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # of tests in the background, it is ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            spawn(wait_for, (str(tmp_path), "never"), nprocs=2, start_method="fork")
+    finally:
+        signal.signal(signal.SIGINT, before)
     all_gone(pids)
 
 
