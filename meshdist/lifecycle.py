@@ -309,8 +309,8 @@ def destroy_process_group(group: GroupLike = None) -> None:
     """Leave the world, or close one group.
 
     Calls in progress are completed first: sends and collectives for at most the group's timeout, receives for 5 s.
-    Messages that were sent can be received afterwards; where this ends the world, only by ranks that take their first
-    message from this one within 5 s.
+    Messages that were sent before can still be received. The end of the world waits up to 5 s for ranks that have yet
+    to receive their first message from this one; after that, such messages are lost.
 
     Args:
         group: The group to close; None or the world's group closes all groups and ends the world, after which

@@ -25,7 +25,7 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.016
 class DeferredCleanup:
     """What peers may still use of this rank, in any of its groups: memory that a receiver has yet to open.
 
-    For each there is a function that gives it back, and returns whether it could.
+    Each is given back by a function, which returns False while a peer may need it.
     """
 
     def __init__(self) -> None:

@@ -241,8 +241,8 @@ def test_the_end_of_a_group_that_this_rank_is_not_in():
 # ---- Before its messages are received
 
 
-def received_after_the_end():
-    """What rank 0 makes in between has descriptors of the numbers that memory of the first group had."""
+def received_after_the_end(src):
+    """The memory that rank 0 makes in between would get the number of a descriptor that it has closed."""
     group, x = dist.new_group(), np.zeros(2)
     if dist.get_rank() == 0:
         group.send(np.array([1.0, 2.0]), 1)
@@ -253,7 +253,7 @@ def received_after_the_end():
     elif dist.get_rank() == 1:
         later = dist.new_group()
         dist.recv(x, 0)  # rank 0 has destroyed the first group
-        group.recv(x, 0)
+        assert group.recv(x, src) == 0
         assert x.tolist() == [1, 2]
         later.recv(x, 0)
         assert x.tolist() == [3, 4]
@@ -263,8 +263,9 @@ def received_after_the_end():
     dist.destroy_process_group(later)
 
 
-def test_what_was_sent_before_the_end_of_a_group_is_received_after_it(world_of_several):
-    world_of_several.run(received_after_the_end)
+@pytest.mark.parametrize("src", [0, None], ids=["named", "any"])
+def test_what_was_sent_before_the_end_of_a_group_is_received_after_it(world_of_several, src):
+    world_of_several.run(received_after_the_end, src)
 
 
 # ---- What new_group takes

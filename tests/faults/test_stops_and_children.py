@@ -12,6 +12,7 @@ import threading
 
 import numpy as np
 import pytest
+from worlds import RankFailedError, report
 
 import meshdist as dist
 
@@ -102,3 +103,34 @@ def test_processes_are_started_while_async_calls_are_under_way(new_workers, back
     workers = new_workers(3, backend)
     workers.start(children_during_async_calls)
     workers.gather()
+
+
+# ---- Stopped while another rank leaves
+
+
+def send_and_leave():
+    dist.send(np.array([1.0, 2.0]), 1)
+    report("leaves")
+    dist.destroy_process_group()
+
+
+def receive_when_told():
+    x = np.zeros(2)
+    report("there")
+    dist.recv(x, 0)
+    dist.destroy_process_group()
+    return x.tolist()
+
+
+def test_a_rank_leaves_the_world_only_when_a_stopped_one_can_receive_its_message(new_workers):
+    workers = new_workers(2)
+    workers.start(receive_when_told, ranks=[1])
+    workers.reported(1)
+    workers.signal(1, signal.SIGSTOP)
+    workers.start(send_and_leave, ranks=[0])
+    workers.reported(0)
+    with pytest.raises(RankFailedError, match="none of the ranks"):
+        workers.first_outcome([0], timeout_s=0.3)
+    workers.signal(1, signal.SIGCONT)
+    assert workers.outcome(1) == [1, 2]
+    assert workers.outcome(0) is None
