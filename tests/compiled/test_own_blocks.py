@@ -168,7 +168,7 @@ def counted_bytes(name):
     known, streams = shm_group.cache_bytes, shm_group.ShmGroup.streams
 
     def note(shm, call):
-        for limit in range(block.nbytes, 20 * block.nbytes, block.nbytes):
+        for limit in range(block.nbytes, 40 * block.nbytes, block.nbytes):
             shm_group.cache_bytes = lambda limit=limit: limit
             if not streams(shm, call):
                 break

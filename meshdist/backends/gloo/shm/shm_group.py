@@ -150,9 +150,11 @@ class ShmGroup:
             _log.warning("memfd_create is missing or refused: shared memory is in /dev/shm, which may be small")
 
     def streams(self, call: Call) -> bool:
-        """Return whether the arrays of a call, on all ranks, are more than the caches hold; each rank may decide alone.
+        """Return whether the arrays of a call, on all ranks, are more than half of the caches.
 
-        What is copied into them then need not be left in the caches.
+        Each rank may decide alone. What is copied into them then need not be left in the caches, which others use too:
+        between 2 ranks, all-gathers of 8 MiB took 0.6 of the time, with arrays of three quarters of the cache, and
+        gathers of 16 MiB 0.85. From a quarter on, some calls gained as much, and others took a tenth longer.
         """
         sides = [each(call.send)] if call.send is call.recv else [each(call.send), each(call.recv)]
         sizes = [array.nbytes for side in sides for array in side]
@@ -160,7 +162,7 @@ class ShmGroup:
             num_bytes: int = sum(sizes)
         else:  # this rank has one block, or is the root and has those of all as well
             num_bytes = len(sides) * min(sizes)
-        return self.backend.size * num_bytes > cache_bytes() > 0
+        return 2 * self.backend.size * num_bytes > cache_bytes() > 0
 
     def reserve(self, num_bytes: int, slots: Slots | None = None) -> None:
         """Reserve so many bytes in each of this rank's slots, or of other `slots` of its."""
