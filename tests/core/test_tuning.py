@@ -104,12 +104,23 @@ def test_a_default_that_was_slow_for_a_moment_is_tried_again():
     assert trials.next == "guess"
 
 
-def test_what_is_remembered_is_tried_again_too():
+@pytest.mark.parametrize("fastest", ["guess", "other"])
+def test_what_is_remembered_is_held_against_the_default_soon(fastest):
     trials = Trials("call", 1 << 20, ["guess", "other", "slow"], measures=True)
     trials.add(100, 1)
-    num_calls_until_tried_again(trials)
-    ways_tried(trials, {"guess": [60], "other": [100], "slow": [500]})
-    assert trials.next == "guess"
+    first = num_calls_until_tried_again(trials)
+    times = {"guess": [100], "other": [100], "slow": [500]} | {fastest: [60]}
+    tried = ways_tried(trials, times)
+    assert trials.next == fastest
+    assert set(tried) == {"guess", "other"}
+    assert first + len(tried) <= 30, "the default is tried in some of the first calls"
+    assert num_calls_until_tried_again(trials) >= tuning._LEAST_CALLS
+
+
+def test_a_default_that_is_remembered_is_not_held_against_others_soon():
+    trials = Trials("call", 1 << 20, ["guess", "other"], measures=True)
+    trials.add(100, 0)
+    assert num_calls_until_tried_again(trials) == tuning._LEAST_CALLS
 
 
 def test_a_run_is_two_calls_in_a_row():

@@ -46,9 +46,11 @@ _ENOUGH_NS = 2_000_000
 _REPEATS = 2
 # After so many calls, the ways that were at most so many times as slow as the fastest are tried again, and the default
 # in any case; if the choice stays, after twice as many the next time. A choice other than the default is compared with
-# it once before: all trials of short calls fit into a few milliseconds in which one processor had something else to do.
+# it once before: all trials of short calls fit into a few milliseconds in which one processor had something else to do;
+# and what earlier jobs have chosen, sooner: their arrays may have had other pages, or the caches more users (broadcasts
+# of 4 MiB took three times as long in chunks, which had been chosen, as in the default way).
 _LEAST_CALLS, _MOST_CALLS = 1000, 64_000
-_CALLS_TO_CONFIRM = 100
+_CALLS_TO_CONFIRM, _CALLS_TO_CONFIRM_REMEMBERED = 100, 10
 _SERIOUS = 2.0
 # Another way must be faster than the default, or what was chosen, by this factor to be chosen; where ranks share cores,
 # whose turns change from call to call, by more.
@@ -192,7 +194,8 @@ class Trials:
             self._interval = min(max(_LEAST_CALLS, 2 * self._interval), _MOST_CALLS)
         else:
             is_remembered = not self._times
-            self._interval = _LEAST_CALLS if way == 0 or is_remembered else _CALLS_TO_CONFIRM
+            confirm = _CALLS_TO_CONFIRM_REMEMBERED if is_remembered else _CALLS_TO_CONFIRM
+            self._interval = _LEAST_CALLS if way == 0 else confirm
         self._calls_left = self._interval
         self.chosen, self.goes_on = way, False
 
