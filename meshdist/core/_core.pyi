@@ -146,6 +146,7 @@ class SingleCopy:
         takes: Sequence[tuple[int, int, int]],
         written: float,
         streams: bool,
+        reads_outputs: bool,
         tables: tuple[int, int],
         pids: Sequence[int],
         reduced: tuple[str, str, int, bool, tuple[int, int], int] | None,

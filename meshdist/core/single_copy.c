@@ -38,6 +38,7 @@ typedef struct {
     Block *gives, *takes; /* for each rank and from each rank */
     double written;       /* the share that the sender writes; of what is reduced, all or nothing */
     bool streams;         /* what the rank keeps is not left in the caches */
+    bool reads_outputs;   /* what the receiver reads is what its sender has kept; nothing is written */
     long *pids;
     int64_t *tables[2];
     Reduction reduction; /* none if `combine` is NULL */
@@ -192,29 +193,33 @@ static void keep_own(const SingleCopy *self, char *const *sent, char *const *rec
     with_gil(thread);
 }
 
-static int copy_blocks(const SingleCopy *self, char *const *sent, char *const *received)
+static int step(SingleCopy *self)
+{
+    uint64_t word;
+    return barrier_signal(self->barrier, self->fingerprint, ALL, &word) < 0 ? -1
+                                                                       : barrier_await(self->barrier, word, self->wait);
+}
+
+static int copy_blocks(SingleCopy *self, char *const *sent, char *const *received)
 {
     keep_own(self, sent, received);
+    if (self->reads_outputs && step(self) < 0) /* all have kept theirs */
+        return -1;
     for (int ahead = 1; ahead < self->num_ranks; ahead++) { /* not all the same rank at once */
         int peer = (self->rank + ahead) % self->num_ranks;
         const Block *give = &self->gives[peer], *take = &self->takes[peer];
+        int taker = self->reads_outputs ? peer : self->rank;
         const int64_t *words = self->tables[self->barrier->phase]
-                               + ((Py_ssize_t)peer * self->num_ranks + self->rank) * TABLE_WORDS;
+                               + ((Py_ssize_t)peer * self->num_ranks + taker) * TABLE_WORDS;
+        uint64_t address = words[self->reads_outputs ? 3 : 0];
         Py_ssize_t read = share_read(self, take->num_bytes), begin = share_read(self, words[2]);
-        if (read && read_block(self, peer, words[0], find(take, received), read) < 0)
+        if (read && read_block(self, peer, address, find(take, received), read) < 0)
             return -1;
         if (self->written && words[2] > begin
             && write_block(self, peer, words[3] + begin, find(give, sent) + begin, words[2] - begin) < 0)
             return -1;
     }
     return 0;
-}
-
-static int step(SingleCopy *self)
-{
-    uint64_t word;
-    return barrier_signal(self->barrier, self->fingerprint, ALL, &word) < 0 ? -1
-                                                                       : barrier_await(self->barrier, word, self->wait);
 }
 
 /* A call in two halves: all tell where their blocks are; all copy, and then the arrays may change. */
@@ -400,10 +405,10 @@ static PyObject *single_copy_new(PyTypeObject *type, PyObject *args, PyObject *k
     PyObject *barrier, *wait, *check, *refuse, *keeps, *gives, *takes, *pids, *reduced, *agreed;
     double written;
     unsigned long long fingerprint, even_table, odd_table;
-    int rank, num_ranks, num_sent, num_received, streams;
-    if (!PyArg_ParseTuple(args, "O!KOOOO(ii)(ii)OOdp(KK)OOS", barrier_type, &barrier, &fingerprint, &wait, &check, &refuse,
-                          &keeps, &rank, &num_ranks, &num_sent, &num_received, &gives, &takes, &written, &streams, &even_table,
-                          &odd_table, &pids, &reduced, &agreed))
+    int rank, num_ranks, num_sent, num_received, streams, reads_outputs;
+    if (!PyArg_ParseTuple(args, "O!KOOOO(ii)(ii)OOdpp(KK)OOS", barrier_type, &barrier, &fingerprint, &wait, &check, &refuse,
+                          &keeps, &rank, &num_ranks, &num_sent, &num_received, &gives, &takes, &written, &streams,
+                          &reads_outputs, &even_table, &odd_table, &pids, &reduced, &agreed))
         return NULL;
     if (PyBytes_GET_SIZE(agreed) && PyBytes_GET_SIZE(agreed) != (Py_ssize_t)(2 * sizeof(int64_t)) * num_ranks * num_ranks) {
         PyErr_SetString(PyExc_ValueError, "SingleCopy: two sizes for each pair of ranks");
@@ -428,7 +433,7 @@ static PyObject *single_copy_new(PyTypeObject *type, PyObject *args, PyObject *k
     self->fingerprint = fingerprint;
     self->wait = Py_NewRef(wait), self->check = Py_NewRef(check), self->refuse = Py_NewRef(refuse);
     self->keeps = Py_NewRef(keeps), self->agreed = Py_NewRef(agreed);
-    self->written = written, self->streams = streams;
+    self->written = written, self->streams = streams, self->reads_outputs = reads_outputs;
     self->reduction = reduction, self->keeps_segment = keeps_segment;
     self->piece_bytes = piece_bytes;
     self->scratch[0] = (char *)(uintptr_t)first, self->scratch[1] = (char *)(uintptr_t)second;
@@ -494,7 +499,8 @@ static PyType_Slot slots[] = {
     {Py_tp_clear, single_copy_clear}, {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, members},
     {Py_tp_methods, methods},
     {Py_tp_doc, "SingleCopy(barrier, fingerprint, wait, check, refuse, keeps, (rank, num_ranks), (num_sent, num_received), "
-                "gives, takes, written, streams, tables, pids, reduced, agreed): a call of many bytes. It returns True, or False if it did nothing."},
+                "gives, takes, written, streams, reads_outputs, tables, pids, reduced, agreed): a call of many bytes. It returns "
+                "True, or False if it did nothing."},
     {0, NULL},
 };
 

@@ -17,7 +17,11 @@ from meshdist.backends.gloo.shm import copying, move_selection, reduction
 from meshdist.system.env_flags import TUNING
 
 pytestmark = [pytest.mark.timeout(60), needs_linux]
-MOVES = (move_selection.READ, move_selection.WRITTEN, "read, and 50% written")
+MOVES = {
+    move_selection.READ: 6,
+    move_selection.WRITTEN: 6,
+    "50% written by the sender, the rest read by the receiver": 1,  # a broadcast's
+}
 REDUCED, PUSHED = "each rank reads and reduces a part", "each rank reads, reduces and writes a part"
 COUNTS = (0, 1, 1000, 40_000, 300_001)
 LONG = 1_100_000  # more than is written between two checks
@@ -190,8 +194,20 @@ def test_exchanges_of_changing_sizes_are_right(worlds, size, tuning, python_rank
 def test_moves_in_every_way_are_the_same(worlds, way, size, python_ranks):
     tried = worlds.world("gloo", size).run(in_one_way, way, python_ranks, moves)
     assert tried == tried[:1] * size
-    if way != MOVES[2]:  # of which a broadcast alone has it
-        assert len(tried[0]) == 6
+    assert len(tried[0]) == MOVES[way]
+
+
+@mock.patch.object(move_selection, "_LARGE_PAGES_BYTES", 4 * COUNTS[-1] + 1)
+def moves_into_larger_pages(group):
+    moves(group)
+
+
+@pytest.mark.parametrize("python_ranks", [(), (1,)], ids=["core", "core and Python"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_gathers_are_read_from_outputs_that_have_larger_pages(worlds, size, python_ranks):
+    way = move_selection.READ_OUTPUTS
+    tried = worlds.world("gloo", size).run(in_one_way, way, python_ranks, moves_into_larger_pages)
+    assert tried == [["all_gather_into_tensor"]] * size
 
 
 @pytest.mark.parametrize("python_ranks", [(), (1,)], ids=["core", "core and Python"])
@@ -231,7 +247,7 @@ def test_nobody_writes_into_the_array_of_a_rank_that_has_given_up(worlds):
     worlds.world("gloo", 2).run(in_one_way, PUSHED, (0, 1), given_up)
 
 
-@pytest.mark.parametrize("way", MOVES[:2])
+@pytest.mark.parametrize("way", [move_selection.READ, move_selection.WRITTEN])
 def test_a_list_in_which_one_array_is_given_to_all_is_not_remembered_so(worlds, way):
     assert worlds.world("gloo", 3).run(in_one_way, way, (), lists) == [["scatter"]] * 3  # all_to_all tries all ways
 

@@ -78,6 +78,7 @@ class SingleCopyPlan(CopyingPlan):
     Args:
         give, take: The blocks for each rank and from each rank, from what is sent and received.
         written: The share of a block that its sender writes.
+        reads_outputs: What the receiver reads is the block that its sender keeps, in its place.
     """
 
     def __init__(
@@ -87,9 +88,11 @@ class SingleCopyPlan(CopyingPlan):
         give: Callable[[Buffers], Blocks],
         take: Callable[[Buffers], Blocks],
         written: float = 0,
+        *,
+        reads_outputs: bool = False,
     ) -> None:
         super().__init__(shm, call)
-        self.give, self.take, self.written = give, take, written
+        self.give, self.take, self.written, self.reads_outputs = give, take, written, reads_outputs
         # Where the blocks lie in the arrays of a call.
         self._places = places_in(call.send, give(call.send)), places_in(call.recv, take(call.recv))
         self._streams = shm.streams(call)
@@ -155,6 +158,7 @@ class SingleCopyPlan(CopyingPlan):
             takes,
             self.written,
             self._streams,
+            self.reads_outputs,
             (shm.region.table(0, 0).ctypes.data, shm.region.table(1, 0).ctypes.data),
             [memory.pid for memory in shm.memories],
             self.reduced(),

@@ -117,8 +117,10 @@ def put(send: Any, place: Any) -> None:
 class SingleCopyMove(SingleCopyPlan):
     """Many bytes, one copy: read from the sender's array, or a share of it `written` into the receiver's."""
 
-    def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec, written: float) -> None:
-        super().__init__(shm, call, spec.give, spec.take, written)
+    def __init__(
+        self, shm: ShmGroup, call: Call, spec: TransferSpec, written: float = 0, *, reads_outputs: bool = False
+    ) -> None:
+        super().__init__(shm, call, spec.give, spec.take, written, reads_outputs=reads_outputs)
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
         give, take = self.give(send), self.take(recv)
@@ -130,10 +132,13 @@ class SingleCopyMove(SingleCopyPlan):
     def copy(self, give: Blocks, take: Blocks, phase: int) -> Iterator[BarrierWait]:
         """Go on after the step in which all have announced their blocks."""
         keep_own(give[self.rank], take[self.rank])
+        if self.reads_outputs:
+            yield self.arrive()
         for peer in self.others():
-            address, _, wanted, target = self.shm.region.table(phase, peer)[self.rank].tolist()
+            table = self.shm.region.table(phase, peer)
+            address, _, wanted, target = table[self.rank].tolist()
             given, taken = _bytes(give[peer]), _bytes(take[peer])
-            self.read(peer, address, taken[: self._read(taken.size)])
+            self.read(peer, int(table[peer][3]) if self.reads_outputs else address, taken[: self._read(taken.size)])
             if wanted and self.written:
                 begin = self._read(wanted)
                 self.write(peer, target + begin, given[begin:wanted])

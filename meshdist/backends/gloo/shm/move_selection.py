@@ -66,6 +66,11 @@ _SHORT_CHUNK = 256 << 10
 _WITH_SIZES, _WITH_SIZES_ON_SHARED_CORES = 32 << 10, 64 << 10
 
 READ, WRITTEN = "read by the receiver", "written by the sender"
+READ_OUTPUTS = "read by the receiver from the sender's output"
+# NumPy requests large pages for arrays from this size on, which the kernel finds faster. All-gathers of 4 MiB between 2
+# ranks took half of the time if what was read was what its sender had kept in its output; and 1.7 times as long where
+# the ranks have no common cache, as each call writes there what others then fetch.
+_LARGE_PAGES_BYTES = 4 << 20
 # What stands for the sizes of all blocks, in a word with the number of a way.
 _DIGEST_BYTES = 6
 # The longest block of an array with strides that moves through the slots: its rows are copied there, and from there,
@@ -77,6 +82,8 @@ def plan_movement(shm: ShmGroup, call: Call, spec: TransferSpec) -> Plan:
     if spec.longest is None:
         return AgreedMove(shm, call, spec)
     num_bytes, ways = moved_bytes(shm, spec, spec.longest), ways_to_move(shm, spec, spec.longest)
+    if shm.single_copy and _has_larger_pages_in_outputs(call, spec, spec.longest):
+        ways = {**ways, READ_OUTPUTS: partial(SingleCopyMove, reads_outputs=True)}
     if spec.given_bytes is not None and max(spec.given_bytes) <= shm.region.slots.slot_bytes:
         early = shm.barrier.early_return(givers_to(call, spec.giver, spec.taker), max(spec.given_bytes))
         one_step: Ways[TransferSpec] = {ONE_STEP: partial(SlotMove, early=early)}
@@ -99,6 +106,13 @@ def ways_to_move(shm: ShmGroup, spec: TransferSpec, longest: int) -> Ways[Transf
     if moves_through_slots(shm, spec, longest):
         return {**in_chunks, **in_one_copy}
     return {**in_one_copy, **in_chunks}
+
+
+def _has_larger_pages_in_outputs(call: Call, spec: TransferSpec, longest: int) -> bool:
+    """Return whether NumPy requests large pages only for the outputs of all ranks, each an array of all blocks."""
+    if not spec.shared or spec.giver is not None or spec.taker is not None or not isinstance(call.recv, np.ndarray):
+        return False
+    return longest < _LARGE_PAGES_BYTES <= call.recv.nbytes
 
 
 def moved_bytes(shm: ShmGroup, spec: TransferSpec, longest: int) -> int:
