@@ -6,7 +6,6 @@ Pickles are arrays on the CPU; if the group's only backend is for GPUs, they are
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from meshdist.collectives.gather import gather
 from meshdist.collectives.scatter import scatter
 from meshdist.runtime.call import Buffers, Call
 from meshdist.runtime.context import GroupLike, resolve
-from meshdist.runtime.object_messages import cause_in_the_object, unpickle
+from meshdist.runtime.object_messages import cause_in_the_object, pickle_of, unpickle
 from meshdist.system.plurals import counted
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def pickled(of: str, objects: Sequence[Any]) -> list[Array]:
 
 def _bytes_of(of: str, item: Any) -> bytes:
     try:
-        return pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
+        return pickle_of(item)
     except MemoryError as error:
         raise MemoryError(f"{of}: no memory is left to pickle an object of type {type(item).__name__}") from error
     except Exception as error:  # the object's own code may raise anything

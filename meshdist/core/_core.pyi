@@ -234,6 +234,7 @@ def configure_objects(
     dtype_of: Callable[[int], Any],
     dumps: Callable[[Any, int], bytes],
     protocol: int,
+    long_dumps: Callable[[Any], bytes],
     loads: Callable[[bytes], Any],
     unpickle: Callable[[bytes, str, Exception], Any],
     /,

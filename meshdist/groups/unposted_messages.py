@@ -27,7 +27,7 @@ from meshdist.errors import DistError
 from meshdist.runtime.flight_recorder import clock
 from meshdist.runtime.handover import hand_over
 from meshdist.runtime.job import Job
-from meshdist.runtime.object_messages import ObjectMessage, ObjectsWork, unpickle
+from meshdist.runtime.object_messages import ObjectMessage, ObjectsWork, pickle_of, unpickle
 from meshdist.runtime.progress import NAP_S, JobQueue, Progress
 from meshdist.runtime.waiting import Waitable, WithoutBell, Wrapped
 from meshdist.runtime.work import PlannedWork, ReceiptWork, Work
@@ -436,7 +436,7 @@ class AnnouncedSends(Unposted):
 
 if core.module is not None:
     core.module.configure_objects(
-        lru_cache(dtype_of_objects), pickle.dumps, pickle.HIGHEST_PROTOCOL, pickle.loads, unpickle
+        lru_cache(dtype_of_objects), pickle.dumps, pickle.HIGHEST_PROTOCOL, pickle_of, pickle.loads, unpickle
     )
     core.module.handles(
         Work,
