@@ -36,9 +36,9 @@ send_object (a dict that has the array). exchange sends in both directions at th
 and sendrecv around the ring of all ranks (in torch, which has none, with these two). all_reduce_outstanding is \
 {outstanding} async calls and the wait for all, all_reduce_coalesced one call of {coalesced} arrays (over MPI, packed \
 by the program, or from 1 MiB on one call for each), and the size that of all of them; neither counts in the means. \
-torch has no scan. Arrays of 4 MiB and more have pages of their own, with all libraries: malloc might give them those \
-of earlier ones, on which they are up to twice as slow. Shared arrays are those of meshdist.empty. All with \
-OMP_NUM_THREADS=1, without binding to cores."""
+torch has no scan. Arrays of 1 MiB and more have pages of their own, new ones in each round, with all libraries: \
+malloc might give them those of earlier ones, on which they are up to twice as slow. Shared arrays are those of \
+meshdist.empty. All with OMP_NUM_THREADS=1, without binding to cores."""
 
 
 def parse() -> argparse.Namespace:
