@@ -353,6 +353,7 @@ typedef struct {
        sends are not announced now, as this rank did nothing but wait for the last one. */
     unsigned long long messages_then;
     int num_lone;
+    int num_in_vain; /* how many messages do not wait for room now */
 } Ring;
 
 extern PyTypeObject *ring_type;

@@ -19,7 +19,7 @@ DIRECTORY = "MESHDIST_CACHE_DIR"
 """Where the choices are remembered, instead of the user's cache directory."""
 
 # The meaning and the speed of the ways, and what was measured: choices of a different version are ignored.
-_VERSION = 7
+_VERSION = 8
 _PARTS = ("choices", "candidates")
 _log = logging.getLogger("meshdist")
 _told: set[str] = set()
