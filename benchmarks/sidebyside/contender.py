@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray
-# From here on, arrays have pages of their own, and NumPy asks for large ones.
+# From the first on, arrays have pages of their own; from the second on, NumPy asks for large ones.
 _OWN_PAGES_BYTES, _LARGE_PAGES_BYTES = 1 << 20, 4 << 20
 Call = Callable[[], object]
 

@@ -47,7 +47,8 @@ class Choice(NamedTuple):
         most_bytes: For calls of up to this many bytes, and more than half of it.
         ways: The ways by name; the first one is the default.
         chosen: The number of the chosen way; None while they are tried.
-        seconds: The shortest time measured of each way, on the slowest rank; empty if the choice was remembered.
+        seconds: The shortest time measured of each way, on the slowest rank; empty while a choice is only
+            remembered.
         worthwhile: Another way than the default is chosen if the default takes more than so many times as long.
         is_far: It is for calls between processors without a common cache.
     """

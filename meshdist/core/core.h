@@ -363,8 +363,8 @@ int ring_move(Ring *ring, char *data, uint64_t *number);
 int ring_rest(Ring *ring, PyObject *data, uint64_t number, PyObject *prefix);
 /* Whether senders wait until a message is taken. */
 bool ring_waits(const Ring *ring);
-/* Whether the next send is to be announced, as this rank receives as well; announce it, and return 1, or as above; and note
-   that what began with it has ended. */
+/* Whether the next send is to be announced, as this rank receives as well, for which it may wait for room in the ring;
+   announce it, and return 1, or as above; and note that what began with it has ended. */
 bool ring_announces(Ring *ring);
 /* Whether a send is to be announced before this rank receives anything: a long one, unless this rank does nothing but wait
    for it, as its receiver copies it alone; and note that it is awaited. `num_messages` is how many the group has begun. */

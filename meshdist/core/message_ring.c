@@ -184,7 +184,7 @@ bool ring_announces(Ring *self)
     if (length > self->pipe.num_bytes)
         return true;
     if (self->shares_cores)
-        return !gets_room(self, length) || self->kind.num_bytes > MOST_ON_SHARED_CORES;
+        return self->kind.num_bytes > MOST_ON_SHARED_CORES || !gets_room(self, length);
     bool is_timed = turn < 2 * TIMED;
     bool announces = is_timed ? turn >= TIMED : self->trial.best_ns[true] < self->trial.best_ns[false];
     int64_t began_ns = now_ns();

@@ -9,7 +9,8 @@ PyTypeObject *object_sender_type;
 /* What returns the dtype that stands for a list of so many objects; pickle.dumps and its protocol, and what returns the same
    of long ones; pickle.loads, and what raises the error where that fails. Set by `configure_objects`. */
 static PyObject *dtype_of, *dumps, *protocol, *long_dumps, *loads, *unpickle;
-/* From here on a pickle is long: the C library maps its memory, and pickle.dumps that of each shorter one before. */
+/* From here on a pickle is long: for memory of this size the C library asks the kernel, each time pickle.dumps lets its
+   result grow. */
 enum { LEAST_LONG = 128 << 10 };
 
 /* The dtypes of short lists. */
