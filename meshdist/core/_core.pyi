@@ -232,9 +232,7 @@ def poll_any(works: list[Any], /) -> int: ...
 def configure(array: Any, is_ours: Callable[[str], bool], integer: type, empty: Callable[..., Any], /) -> None: ...
 def configure_objects(
     dtype_of: Callable[[int], Any],
-    dumps: Callable[[Any, int], bytes],
-    protocol: int,
-    long_dumps: Callable[[Any], bytes],
+    dumps: Callable[[Any], bytes],
     loads: Callable[[bytes], Any],
     unpickle: Callable[[bytes, str, Exception], Any],
     /,

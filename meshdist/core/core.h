@@ -439,12 +439,11 @@ typedef struct {
     Py_ssize_t most_bytes; /* that are buffered; with more, a sync call waits until they are taken */
     PyObject *rest; /* sends a pickle of so many objects that this does not */
     char is_async, is_single; /* single: the user passes an object, which is sent as a list of one */
-    Py_ssize_t num_bytes;     /* of the last pickle */
 } ObjectSender;
 
 extern PyTypeObject *object_sender_type;
 /* The pickle of a list, a new reference; NULL without an error if Python has to raise it. And the list of a pickle. */
-PyObject *objects_dump(ObjectSender *sender, PyObject *list);
+PyObject *objects_dump(PyObject *list);
 PyObject *objects_load(PyObject *pickle, PyObject *prefix);
 /* The facts of a list of objects, of which `facts` may have a different number or size; a new reference. */
 PyObject *objects_facts(PyObject *facts, Py_ssize_t number, Py_ssize_t num_bytes);

@@ -733,7 +733,7 @@ static PyObject *run_objects(Memo *memo, PyObject *send)
     if (sender->is_single)
         PyList_SET_ITEM(list, 0, Py_NewRef(send));
     memo->num_users++;
-    PyObject *pickle = objects_dump(sender, list);
+    PyObject *pickle = objects_dump(list);
     Py_ssize_t count = PyList_GET_SIZE(list), num_bytes = pickle == NULL ? 0 : PyBytes_GET_SIZE(pickle);
     bool waits = !sender->is_async && num_bytes > sender->most_bytes;
     bool goes = pickle != NULL && calls->changes == changes && calls->is_open;

@@ -6,27 +6,21 @@
 
 PyTypeObject *object_sender_type;
 
-/* What returns the dtype that stands for a list of so many objects; pickle.dumps and its protocol, and what returns the same
-   of long ones; pickle.loads, and what raises the error where that fails. Set by `configure_objects`. */
-static PyObject *dtype_of, *dumps, *protocol, *long_dumps, *loads, *unpickle;
-/* From here on a pickle is long: for memory of this size the C library asks the kernel, each time pickle.dumps lets its
-   result grow. */
-enum { LEAST_LONG = 128 << 10 };
+/* What returns the dtype that stands for a list of so many objects; what pickles, and unpickles, and what raises the error
+   where that fails. Set by `configure_objects`. */
+static PyObject *dtype_of, *dumps, *loads, *unpickle;
 
 /* The dtypes of short lists. */
 enum { NUM_DTYPES = 16 };
 static PyObject *dtypes[NUM_DTYPES];
 
-PyObject *objects_dump(ObjectSender *sender, PyObject *list)
+PyObject *objects_dump(PyObject *list)
 {
-    bool is_long = sender->num_bytes >= LEAST_LONG; /* as the last one was */
-    PyObject *pickle = is_long ? PyObject_CallOneArg(long_dumps, list)
-                               : PyObject_CallFunctionObjArgs(dumps, list, protocol, NULL);
+    PyObject *pickle = PyObject_CallOneArg(dumps, list);
     if (pickle == NULL && PyErr_ExceptionMatches(PyExc_Exception))
         PyErr_Clear(); /* Python says which object cannot be pickled */
     else if (pickle != NULL && !PyBytes_CheckExact(pickle))
         Py_CLEAR(pickle);
-    sender->num_bytes = pickle == NULL ? 0 : PyBytes_GET_SIZE(pickle);
     return pickle;
 }
 
@@ -113,10 +107,10 @@ static void sender_dealloc(ObjectSender *self)
 
 static PyObject *configure_objects(PyObject *module, PyObject *args)
 {
-    PyObject **kept[] = {&dtype_of, &dumps, &protocol, &long_dumps, &loads, &unpickle};
+    PyObject **kept[] = {&dtype_of, &dumps, &loads, &unpickle};
     enum { NUM_KEPT = sizeof kept / sizeof *kept };
     PyObject *given[NUM_KEPT];
-    if (!PyArg_ParseTuple(args, "OOOOOO", &given[0], &given[1], &given[2], &given[3], &given[4], &given[5]))
+    if (!PyArg_ParseTuple(args, "OOOO", &given[0], &given[1], &given[2], &given[3]))
         return NULL;
     for (int i = 0; i < NUM_KEPT; i++)
         Py_XSETREF(*kept[i], Py_NewRef(given[i]));
@@ -125,9 +119,8 @@ static PyObject *configure_objects(PyObject *module, PyObject *args)
 
 PyMethodDef object_functions[] = {
     {"configure_objects", configure_objects, METH_VARARGS,
-     "configure_objects(dtype_of, dumps, protocol, long_dumps, loads, unpickle): what returns the dtype that stands for a "
-     "list of so many objects; pickle.dumps, with its protocol, and what takes less time for long ones; pickle.loads; "
-     "`unpickle(pickle, prefix, error)` raises the error where that fails."},
+     "configure_objects(dtype_of, dumps, loads, unpickle): what returns the dtype that stands for a list of so many objects; "
+     "what pickles, and unpickles; `unpickle(pickle, prefix, error)` raises the error where that fails."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -435,9 +435,7 @@ class AnnouncedSends(Unposted):
 
 
 if core.module is not None:
-    core.module.configure_objects(
-        lru_cache(dtype_of_objects), pickle.dumps, pickle.HIGHEST_PROTOCOL, pickle_of, pickle.loads, unpickle
-    )
+    core.module.configure_objects(lru_cache(dtype_of_objects), pickle_of, pickle.loads, unpickle)
     core.module.handles(
         Work,
         PlannedWork,

@@ -1,8 +1,10 @@
 """Pickles of objects that are sent: what long ones cost, that they are the objects, and whose error an error is."""
 
+import copyreg
 import pickle
 import threading
 import tracemalloc
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -32,6 +34,13 @@ def values():
         "text": "é" * LONG,
         "numbers": list(range(LONG)),
         "short": {"one": [1, 2.0, None]},
+        "numbers of NumPy": [np.float32(0.1), np.float64(0.1), np.int8(-1), np.uint64(2**64 - 1), np.bool_(True), 1j],
+        "long double": np.longdouble(1) / 3,
+        "time": np.array(["2026-01-01"], "M8[s]"),
+        "big-endian": np.arange(3, dtype=">i4"),
+        "0-d": np.array(2.5),
+        "metadata": np.zeros(2, np.dtype("f4", metadata={"unit": "m"})),
+        "masked": np.ma.masked_array([1, 2], [True, False]),
     }
 
 
@@ -44,6 +53,42 @@ def test_what_is_unpickled_is_what_was_pickled(name):
     np.testing.assert_array_equal(shared[0], value)
     if isinstance(value, np.ndarray):
         assert (shared[0].dtype, shared[0].flags.writeable) == (value.dtype, value.flags.writeable)
+        assert shared[0].dtype.metadata == value.dtype.metadata
+
+
+def test_numbers_of_numpy_keep_their_types():
+    numbers = [
+        np.dtype(name).type(1) for name in ("?", "i1", "i2", "i4", "i8", "u8", "e", "f", "d", "g", "F", "D", "G")
+    ]
+    assert [type(number) for number in pickle.loads(pickle_of(numbers))] == [type(number) for number in numbers]
+
+
+def test_what_a_program_registers_is_used(monkeypatch):
+    monkeypatch.setitem(copyreg.dispatch_table, np.ndarray, lambda array: (list, (["registered", array.size],)))
+    assert pickle.loads(pickle_of(np.zeros(3))) == ["registered", 3]
+    monkeypatch.undo()
+    assert pickle.loads(pickle_of(np.zeros(3))).tolist() == [0, 0, 0]
+
+
+class Nested:
+    def __reduce__(self):
+        return pickle.loads, (pickle_of([np.ones(2), "within"]),)
+
+
+def test_objects_that_pickle_others_and_objects_after_an_error():
+    loaded = pickle.loads(pickle_of(["around", Nested(), np.zeros(2)]))
+    assert (loaded[0], loaded[1][1], loaded[2].tolist()) == ("around", "within", [0, 0])
+    with pytest.raises(KeyError):
+        pickle_of(["lost", Unpicklable()])
+    assert pickle.loads(pickle_of("kept")) == "kept"
+
+
+def test_nothing_keeps_what_was_pickled():
+    held = {"array": np.ones(4), "text": "x" * 10}
+    array = weakref.ref(held["array"])
+    pickle_of(held)
+    del held
+    assert array() is None
 
 
 class InColumns:
