@@ -21,7 +21,7 @@ VARIABLE = "MESHDIST_CORE"
 
 _CHOICES = ("auto", "python", "require")
 # What this package and the module expect of each other; the same number stands in module.c.
-_INTERFACE = 33
+_INTERFACE = 34
 
 T = TypeVar("T")
 
@@ -97,6 +97,15 @@ class PlainHandle:
             forgotten[:] = count + 1, self.record if is_older else first
 
 
+class PlainCountdown:
+    """A number that several calls count down."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+
 def _choice() -> str:
     return os.environ.get(VARIABLE) or "auto"
 
@@ -148,7 +157,9 @@ if TYPE_CHECKING:
     from meshdist.core._core import (
         Barrier,
         Calls,
+        Chosen,
         Chunks,
+        Countdown,
         Exchange,
         Function,
         Handle,
@@ -165,10 +176,11 @@ elif module is None:
     Function, Calls, Barrier, Ring, Step = partial, PlainCalls, None, None, None
     Chunks, Stream, SingleCopy, Inbox, ObjectSender, Exchange = None, None, None, None, None, None
     Handle, TryLock, Record = PlainHandle, threading.Lock, PlainRecord
+    Chosen, Countdown = None, PlainCountdown
 else:
     Function, Calls, Barrier, Ring, Step = module.Function, module.Calls, module.Barrier, module.Ring, module.Step
     Handle, TryLock, Stream, SingleCopy = module.Handle, module.TryLock, module.Stream, module.SingleCopy
-    Record = module.Record
+    Record, Chosen, Countdown = module.Record, module.Chosen, module.Countdown
     Inbox, ObjectSender, Exchange, Chunks = module.Inbox, module.ObjectSender, module.Exchange, module.Chunks
 
 
@@ -198,7 +210,9 @@ def use_many_worlds(slots: ContextVar[Any]) -> None:
 __all__ = [
     "Barrier",
     "Calls",
+    "Chosen",
     "Chunks",
+    "Countdown",
     "Exchange",
     "Function",
     "Handle",

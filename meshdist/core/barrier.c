@@ -69,6 +69,11 @@ static PyObject *barrier_attach(Barrier *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+uint64_t barrier_next_word(const Barrier *self, uint64_t fingerprint, int steps)
+{
+    return (fingerprint & ~STEP) | ((self->step + steps) & STEP);
+}
+
 int barrier_record(Barrier *self, PyObject *text)
 {
     uint64_t step = self->step + 1;

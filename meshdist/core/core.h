@@ -161,6 +161,8 @@ typedef struct {
 
 extern PyTypeObject *barrier_type;
 extern const Awaited ALL;
+/* The word that this rank signals for a call so many steps from now. */
+uint64_t barrier_next_word(const Barrier *barrier, uint64_t fingerprint, int steps);
 /* Record the call that this rank makes in the next step, from which it may return early; return the phase. */
 int barrier_record(Barrier *barrier, PyObject *text);
 /* Enter the next step. Returns -1 with an error set, which ringing a sleeping peer may raise. */
@@ -279,6 +281,9 @@ extern PyTypeObject *single_copy_type;
 /* Copy from another process; return whether all of it was, else with errno set. */
 bool read_memory(long pid, uint64_t address, char *data, Py_ssize_t size);
 extern PyMethodDef memory_functions[];
+
+/* ---- chosen.c: calls of plans that try ways to carry them out; see `tuned_plan` */
+extern PyTypeObject *chosen_type, *countdown_type;
 
 /* ---- strided.c: arrays that are not contiguous */
 /* Return whether the elements of an array lie in rows; if not, an error may be set. */
@@ -548,6 +553,7 @@ bool may_announce(Calls *calls, PyObject *run);
 extern PyMethodDef work_functions[];
 
 extern PyType_Spec barrier_spec, step_spec, chunks_spec, ring_spec, inbox_spec, object_sender_spec, exchange_spec, function_spec,
-    calls_spec, try_lock_spec, record_spec, handle_spec, stream_spec, single_copy_spec;
+    calls_spec, try_lock_spec, record_spec, handle_spec, stream_spec, single_copy_spec, chosen_spec,
+    countdown_spec;
 
 #endif

@@ -334,6 +334,19 @@ static int finish(SingleCopy *self, char *const *sent, char *const *received)
 
 typedef int Half(SingleCopy *, char *const *, char *const *);
 
+/* Tell that peers write into what is received from the next step to the one after it; NULL once they do not. */
+static int lend(const SingleCopy *self, PyObject *recv)
+{
+    if (!self->written)
+        return 0;
+    unsigned long long begin = barrier_next_word(self->barrier, self->fingerprint, 1);
+    unsigned long long end = barrier_next_word(self->barrier, self->fingerprint, 2);
+    PyObject *lent = recv == NULL ? Py_NewRef(Py_None) : Py_BuildValue("(OKK)", recv, begin, end);
+    int status = lent == NULL ? -1 : PyObject_SetAttrString(self->keeps, "lent", lent);
+    Py_XDECREF(lent);
+    return status;
+}
+
 static PyObject *run(SingleCopy *self, PyObject *const *args, Py_ssize_t num_args, Half *first, Half *second)
 {
     char *sent[MOST_ARRAYS], *received[MOST_ARRAYS];
@@ -344,7 +357,8 @@ static PyObject *run(SingleCopy *self, PyObject *const *args, Py_ssize_t num_arg
     if (read_arrays(args[0], C_CONTIGUOUS, sent) < self->num_sent
         || read_arrays(args[1], CARRAY, received) < self->num_received)
         Py_RETURN_FALSE;
-    if (first(self, sent, received) < 0 || (second != NULL && second(self, sent, received) < 0))
+    if ((first == begin && lend(self, args[1]) < 0) || first(self, sent, received) < 0
+        || (second != NULL && second(self, sent, received) < 0) || ((first == finish || second == finish) && lend(self, NULL) < 0))
         return NULL;
     Py_RETURN_TRUE;
 }

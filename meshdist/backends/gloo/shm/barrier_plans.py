@@ -17,7 +17,20 @@ from meshdist.backends.gloo.shm.single_copy import address_of
 from meshdist.runtime.call import Buffers, Call, Signature
 
 if TYPE_CHECKING:
-    from meshdist.core import Chunks, Step
+    from meshdist.backends.gloo.shm.heap import Heap
+    from meshdist.core import Chunks, Countdown, Step
+
+
+class NextCalls(NamedTuple):
+    """What carries out the next calls of a plan in the core, and for how long; see `core.Chosen`."""
+
+    run: Any  # a Step, Chunks or a SingleCopy
+    calls: Countdown | None = None  # the last one, and those after it, are the plan's
+    looks: Countdown | None = None  # bytes until the ranks look where they are, and what a call counts as
+    cost: int = 0
+    # If arrays may be shared: what tells whether this rank has such, the barrier, and which of its words tell, in each
+    # phase, whether the arrays of a call are.
+    shared: tuple[Heap, FlagBarrier, list[list[int]]] | None = None
 
 
 class BarrierPlan(Plan):
@@ -29,6 +42,18 @@ class BarrierPlan(Plan):
     @abstractmethod
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
         """Carry out the call, yielding a wait at each step."""
+
+    @property
+    def runner(self) -> Callable[[Any, Any], object]:
+        return self.run if core.module is None else core.Chosen(self, self.run)
+
+    def next_calls(self) -> NextCalls | None:
+        """Return what carries out the next calls in the core; None if they are to go through `run`."""
+        return None
+
+    def go_on(self, send: Buffers, recv: Buffers) -> None:
+        """Go on after the first step of such a call: arrays of a rank are shared, or the ranks' sizes are others."""
+        raise NotImplementedError
 
     def adopt_signature(self, signature: Signature) -> None:
         """Carry out a part of another call: signal and report that call's signature."""
@@ -120,6 +145,10 @@ class OneStep(BarrierPlan):
         self.barrier.await_others(word, self)
         self.take(recv, phase)
 
+    def next_calls(self) -> NextCalls | None:
+        step = self._compile()
+        return None if step is None else NextCalls(step)
+
     def run_strided(self, send: Buffers, recv: Buffers, plain: Plain) -> None:
         step = self._compile()
         if step is None or not step(send, recv):
@@ -207,6 +236,10 @@ class InChunks(BarrierPlan):
         chunks = self._compile()
         if chunks is None or not chunks(send, recv):
             super().run(send, recv)
+
+    def next_calls(self) -> NextCalls | None:
+        chunks = self._compile()
+        return None if chunks is None else NextCalls(chunks)
 
     def run_strided(self, send: Buffers, recv: Buffers, plain: Plain) -> None:
         chunks = self._compile()

@@ -21,17 +21,21 @@ _FAR_NS = 90
 # 4 ranks on 2 cores some tenths of a millisecond: after every 32 calls, those of 64 KiB took three times as long.
 # Then they look after each call until the looks of the one kind have outvoted the others: single ones fail where lines
 # have left the caches, or the processor has done something else.
-_BYTES, _BYTES_OF_A_CALL, _VOTES = 128 << 20, 40 << 10, 4
+_BYTES, BYTES_OF_A_CALL, _VOTES = 128 << 20, 40 << 10, 4
 # Of so many other ranks, the lines are timed.
 _MOST_PEERS = 3
 
 
 class CacheDistance:
-    """The distance of the ranks of a group; without the core, it is not measured."""
+    """The distance of the ranks of a group; without the core, it is not measured.
+
+    Attributes:
+        looks: The bytes of the calls until the ranks look again.
+    """
 
     def __init__(self, region: SharedRegion, rank: int, num_ranks: int) -> None:
         self._is_far = self._sees_far = False
-        self._votes, self._bytes_left = -_VOTES, _BYTES
+        self._votes, self.looks = -_VOTES, core.Countdown(_BYTES)
         peers = [(rank + step) % num_ranks for step in range(1, min(num_ranks, _MOST_PEERS + 1))]
         lines, byte, shape = region.timed_lines, np.dtype(np.uint8), (region.timed_lines.slot_bytes,)
         region.reserve_slots(lines, rank, lines.slot_bytes)
@@ -39,8 +43,8 @@ class CacheDistance:
 
     def is_due(self, num_bytes: int) -> bool:
         """Count a call of so many bytes, equal on all ranks; return whether they are to look again after it."""
-        self._bytes_left -= num_bytes + _BYTES_OF_A_CALL
-        return self._bytes_left <= 0
+        self.looks.left -= num_bytes + BYTES_OF_A_CALL
+        return self.looks.left <= 0
 
     def write(self) -> bool:
         """Write this rank's lines, before a step; return what it has seen the last time."""
@@ -57,5 +61,5 @@ class CacheDistance:
         is_clear = abs(self._votes) == _VOTES
         if is_clear:
             self._is_far = self._votes > 0
-        self._bytes_left = _BYTES if is_clear else 0
+        self.looks.left = _BYTES if is_clear else 0
         return self._is_far

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from meshdist import core
 from meshdist.arrays.host import Array
-from meshdist.backends.gloo.shm.barrier_plans import BarrierPlan, SlotCopy, await_rest
+from meshdist.backends.gloo.shm.barrier_plans import BarrierPlan, NextCalls, SlotCopy, await_rest
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.single_copy import address_of
 from meshdist.collectives.dataflow import Blocks
@@ -110,17 +110,18 @@ class SingleCopyPlan(CopyingPlan):
 
     def run(self, send: Buffers, recv: Buffers) -> None:
         copy = self.compiled_copy()
-        if copy is None or self.written or not copy(send, recv):
-            self.first_step(send, recv)()
+        if copy is None or not copy(send, recv):
+            super().run(send, recv)
+
+    def next_calls(self) -> NextCalls | None:
+        copy = self.compiled_copy()
+        return None if copy is None else NextCalls(copy)
 
     def first_step(self, send: Buffers, recv: Buffers) -> Callable[[], object]:
         copy = self.compiled_copy()
-        if copy is None:
+        if copy is None or not copy.begin(send, recv):
             return super().first_step(send, recv)
-        self.expose(self.take(recv))
-        if not copy.begin(send, recv):
-            return super().first_step(send, recv)
-        return partial(self._finish, copy, send, recv)
+        return partial(copy.finish, send, recv)
 
     def reduced(self) -> Reduced | None:
         """Return the reduction of what is read; None if there is none."""
@@ -130,10 +131,6 @@ class SingleCopyPlan(CopyingPlan):
         """Record that peers write into `take` between the next two steps, if they do."""
         if self.written:
             self.shm.begin_exposure(take, *(self.barrier.next_word(self.fingerprint, steps) for steps in (1, 2)))
-
-    def _finish(self, copy: SingleCopy, send: Buffers, recv: Buffers) -> None:
-        copy.finish(send, recv)
-        self.shm.end_exposure()
 
     def compiled_copy(self) -> SingleCopy | None:
         """Return what carries out the call in the core; None if the core does not."""

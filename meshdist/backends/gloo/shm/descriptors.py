@@ -14,6 +14,8 @@ import numpy as np
 
 from meshdist.arrays.host import Array
 from meshdist.backends.backend_options import BackendOptions
+from meshdist.backends.gloo.shm.flag_barrier import FlagBarrier
+from meshdist.backends.gloo.shm.heap import Heap
 from meshdist.backends.gloo.shm.mapping_cache import NOWHERE, MappingCache, Place, SharedMemory
 from meshdist.backends.gloo.shm.shared_region import HEAP, OPENS_HEAPS, SharedRegion
 from meshdist.backends.gloo.shm.single_copy import address_of
@@ -58,6 +60,10 @@ class SharedDescriptors:
     def set_flag(self, phase: int, flag: int) -> None:
         if self.flags[phase] != flag:
             self.flags[phase] = self._flag_bytes[phase][self._rank] = flag
+
+    def told_by(self, barrier: FlagBarrier) -> tuple[Heap, FlagBarrier, list[list[int]]]:
+        """Return what tells whether arrays are shared: this rank's heap, and for each phase words of the barrier."""
+        return self.heap, barrier, self._flag_words
 
     def any_shared(self, phase: int) -> bool:
         return any(map(self._word, self._flag_words[phase]))

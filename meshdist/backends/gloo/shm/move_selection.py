@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshdist import core
 from meshdist.arrays.host import Array
 from meshdist.backends.base import Plain, Plan
 from meshdist.backends.gloo.shm.barrier_plans import (
     BarrierPlan,
+    NextCalls,
     Sizes,
     StepCopies,
 )
@@ -34,7 +36,7 @@ from meshdist.runtime.call import Buffers, Call, Signature, each
 from meshdist.runtime.call_mismatch import compare_splits
 
 if TYPE_CHECKING:
-    from meshdist.core import Chunks, Step
+    from meshdist.core import Chunks, SingleCopy, Step
 
 # From so many bytes on, the core copies them once rather than twice through the slots; more where ranks share cores, to
 # whom a second step is dear. Measured on 2 and 4 ranks, on 2 cores of an Intel Xeon: an all-gather of 64 KiB took 6 us
@@ -192,7 +194,9 @@ class AgreedMove(BarrierPlan):
 
     @property
     def runner(self) -> Callable[[Any, Any], object]:
-        return self._step or self._run_until_short
+        if self._step is not None:
+            return self._step
+        return self._run_until_short if core.module is None else core.Chosen(self, self._run_until_short)
 
     def _run_until_short(self, send: Buffers, recv: Buffers) -> bool:
         """Carry out a call; return whether the blocks of all ranks are short, so that the next one is a step."""
@@ -202,6 +206,18 @@ class AgreedMove(BarrierPlan):
     def renegotiate(self, send: Buffers, recv: Buffers) -> None:
         """Go on after the first step of a call, in which the table was another one than that of `_step`."""
         self._run_rest(send, recv, None, has_begun=True)
+
+    def go_on(self, send: Buffers, recv: Buffers) -> None:
+        self.renegotiate(send, recv)
+
+    def next_calls(self) -> NextCalls | None:
+        if self._puts is not None or not self._agreed or self._tuned.goes_on:
+            return None
+        run = self._compiled_rest(self._tuned.way, is_strided=False)
+        if run is None:
+            return None
+        found = self._tuned.while_chosen(NextCalls(run))
+        return found._replace(shared=self._shm.descriptors.told_by(self.barrier))
 
     def run(self, send: Buffers, recv: Buffers) -> None:
         began = self._tuned.begins()
@@ -226,9 +242,8 @@ class AgreedMove(BarrierPlan):
         """Carry out a call in the core. Return False if nothing was done, and None if only the first step was."""
         if self._step is not None:
             return self._step(send, recv)
-        way, rest = self._strided if is_strided else self._tuned.way, None
-        if self._takes is None and way is not None:
-            rest = self._reading.compiled_copy() if way == READ else self._compiled_chunks(way, is_strided=is_strided)
+        way = self._strided if is_strided else self._tuned.way
+        rest = None if self._takes is not None or way is None else self._compiled_rest(way, is_strided=is_strided)
         if rest is None:
             return False
         self._offer(send, recv, self.barrier.phase ^ 1)
@@ -292,6 +307,9 @@ class AgreedMove(BarrierPlan):
         """Return whether the blocks are read now: all ranks see the same table, and go the same way."""
         addresses, num_bytes = self._tables[phase][:, :, 0], self._tables[phase][:, :, 1]
         return self._tuned.way == READ and not ((addresses <= 0) & (num_bytes != 0)).any()
+
+    def _compiled_rest(self, way: str, *, is_strided: bool) -> Chunks | SingleCopy | None:
+        return self._reading.compiled_copy() if way == READ else self._compiled_chunks(way, is_strided=is_strided)
 
     def _compiled_chunks(self, way: str, *, is_strided: bool) -> Chunks | None:
         """Return what moves the blocks in chunks, of which the first goes with the sizes; None if that is not the way.

@@ -63,6 +63,7 @@ class ShmGroup:
         descriptors: The shared arrays of the ranks.
         tuning: Which ways to carry out calls are the fastest.
         distance: How far the ranks' processors are apart; None if that is not measured.
+        lent: What peers write into, and the words of the steps between which they do; None for nothing.
     """
 
     distance: CacheDistance | None = None
@@ -97,7 +98,7 @@ class ShmGroup:
         self._scratch: Array | None = None
         # Of the small slots, `early_return` reserves all.
         self._reserved = {self.region.small_slots: self.region.small_slots.slot_bytes}
-        self._lent: tuple[Blocks, int, int] | None = None
+        self.lent: tuple[Any, int, int] | None = None
         self.descriptors = SharedDescriptors(options, self.region, shared_memory(options))
 
     def wait_for_all(self) -> Iterator[Waitable]:
@@ -173,19 +174,19 @@ class ShmGroup:
 
     def begin_exposure(self, blocks: Blocks, begin: int, end: int) -> None:
         """Record what peers write into from the step of the word `begin` to that of `end`."""
-        self._lent = blocks, begin, end
+        self.lent = blocks, begin, end
 
     def end_exposure(self) -> None:
-        self._lent = None
+        self.lent = None
 
     def wait_for_writers(self) -> None:
         """After this rank has recorded its failure: wait until no peer writes into its arrays any more."""
-        if self._lent is None:
+        if self.lent is None:
             return
-        (blocks, begin, end), self._lent = self._lent, None
+        (blocks, begin, end), self.lent = self.lent, None
         # If some rank had not arrived, no peer writes, and none will: this rank's own signal is taken back.
         if self.barrier.arrived(begin):
-            await_writers(lambda: not self.barrier.underway(end), blocks)
+            await_writers(lambda: not self.barrier.underway(end), each(blocks))
 
     def scratch(self, dtype: np.dtype[Any]) -> tuple[Array, Array]:
         """Return private memory for two pieces of data."""

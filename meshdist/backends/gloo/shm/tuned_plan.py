@@ -8,7 +8,8 @@ from time import monotonic_ns
 from typing import TypeAlias, TypeVar
 
 from meshdist.backends.base import Plain
-from meshdist.backends.gloo.shm.barrier_plans import BarrierPlan
+from meshdist.backends.gloo.shm.barrier_plans import BarrierPlan, NextCalls
+from meshdist.backends.gloo.shm.cache_distance import BYTES_OF_A_CALL
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.tuning import Trials
@@ -133,9 +134,26 @@ class TunedPlan(BarrierPlan):
             self._plans[way] = plan
         return plan
 
+    def next_calls(self) -> NextCalls | None:
+        trials = self._trials_now()
+        plan = None if trials.goes_on else self._plans.get(trials.next)
+        found = None if plan is None else plan.next_calls()
+        return found and self.while_chosen(found)
+
+    def while_chosen(self, found: NextCalls) -> NextCalls:
+        """Return what carries out the calls of the chosen way, for as long as that is chosen."""
+        distance = self._shm.distance
+        looks = None if distance is None else distance.looks
+        return found._replace(calls=self._trials.calls, looks=looks, cost=self._num_bytes + BYTES_OF_A_CALL)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next call tries a way."""
+        return self._trials_now().goes_on
+
     def begins(self) -> Moment | None:
         """Return when a call begins; None if no ways are being tried."""
-        return self._now() if self._trials_now().goes_on else None
+        return self._now() if self.goes_on else None
 
     def conclude(self, began: Moment | None) -> None:
         """Take in a call that was carried out in this way, and compare if the ranks are to."""

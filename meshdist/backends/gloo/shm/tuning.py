@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from meshdist import core
 from meshdist.backends.base import Choice
 from meshdist.system.tuning_cache import TuningCache
 
@@ -51,7 +52,7 @@ _REPEATS = 2
 # of 4 MiB took three times as long in chunks, which had been chosen, as in the default way).
 _LEAST_CALLS, _MOST_CALLS = 1000, 64_000
 _CALLS_TO_CONFIRM, _CALLS_TO_CONFIRM_REMEMBERED = 100, 10
-_SERIOUS = 2.0
+_SERIOUS, _FOR_EVER = 2.0, 1 << 62
 # Another way must be faster than the default, or what was chosen, by this factor to be chosen; where ranks share cores,
 # whose turns change from call to call, by more.
 _WORTHWHILE, _WORTHWHILE_ON_SHARED_CORES = 1.05, 1.5
@@ -82,6 +83,8 @@ class Trials:
         is_far: They are those of calls between processors without a common cache.
         chosen: The number of the chosen way; None until the first trials have ended.
         goes_on: Ways are being tried.
+        calls: How many calls go the chosen way from now on; each choice has its own, of which nothing is left once it
+            does not hold any more.
         was_disturbed: The way was chosen although another process had the core of a rank in measured calls.
     """
 
@@ -111,7 +114,7 @@ class Trials:
         self._measured_ns = 0
         self._repeats = _REPEATS * len(ways)
         self._run = Run(0, [], 0)
-        self._interval = self._calls_left = 0
+        self._interval, self.calls = 0, core.Countdown(0)
         self._has_cores = has_cores
         on_shared_cores = _SHORT_CALLS_ON_SHARED_CORES if most_bytes <= _SHORT_CALL_BYTES else _CALLS_ON_SHARED_CORES
         self._calls_in_a_run = _CALLS_IN_A_RUN if has_cores else on_shared_cores
@@ -196,14 +199,21 @@ class Trials:
             is_remembered = not self._times
             confirm = _CALLS_TO_CONFIRM_REMEMBERED if is_remembered else _CALLS_TO_CONFIRM
             self._interval = _LEAST_CALLS if way == 0 else confirm
-        self._calls_left = self._interval
         self.chosen, self.goes_on = way, False
+        self._hold(self._interval if self._measures else _FOR_EVER)
 
     def passed(self) -> None:
         """Note a call that went the chosen way; after many, the trials begin again."""
-        self._calls_left -= 1
-        if self._calls_left == 0 and self._measures:
+        self.calls.left -= 1
+        if self.calls.left == 0:
             self._begin_again()
+
+    def retell(self) -> None:
+        """Let nobody go on with what it was told about the calls from now on."""
+        self._hold(self.calls.left)
+
+    def _hold(self, num_calls: int) -> None:
+        self.calls.left, self.calls = 0, core.Countdown(num_calls)
 
     def _begin_again(self) -> None:
         assert self.chosen is not None
@@ -275,6 +285,7 @@ class Tuning:
         if is_far != self.is_far:
             for trials in self._trials.values():
                 trials.abandon_run()
+                trials.retell()
         self.is_far = is_far
 
     def remembered(self, trials: Trials) -> int | None:

@@ -16,7 +16,7 @@ import numpy as np
 from meshdist import core
 from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import quiet_runner
-from meshdist.backends.gloo.shm.barrier_plans import BarrierPlan
+from meshdist.backends.gloo.shm.barrier_plans import BarrierPlan, NextCalls
 from meshdist.backends.gloo.shm.descriptors import ORDINARY
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
@@ -67,6 +67,15 @@ class SharedPlan(BarrierPlan):
         if descriptors.any_shared(phase):
             rest = partial(self._take_steps, self.after_first_step(send, recv, phase))
         rest()
+
+    def next_calls(self) -> NextCalls | None:
+        found = self.fallback.next_calls()
+        if found is None or isinstance(found.run, core.Step):
+            return None
+        return found._replace(shared=self.descriptors.told_by(self.barrier))
+
+    def go_on(self, send: Buffers, recv: Buffers) -> None:
+        self._take_steps(self.after_first_step(send, recv, self.barrier.phase))
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
         phase = self.barrier.phase ^ 1
