@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import encodings.idna  # noqa: F401 - host names need it, and another user may not read the library
 import errno
 import json
 import os
