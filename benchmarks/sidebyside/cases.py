@@ -15,7 +15,7 @@ import numpy as np
 from sidebyside.contender import COALESCED, OUTSTANDING, Array, Call, Contender
 
 KIB, MIB = 1 << 10, 1 << 20
-SIZES = (8, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
+SIZES = (8, 64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 SHORT = SIZES[:2]
 _CHECKED_CALLS = 3
 # From this size on, a library may try several ways in its first calls.
