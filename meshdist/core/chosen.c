@@ -12,136 +12,111 @@ typedef struct {
     long long left;
 } Countdown;
 
+/* What a plan tells, a tuple: what carries out the next calls; a Countdown of calls, of which the last one, and those after
+   it, go through Python; one of bytes until the ranks look where they are, and as how many a call counts. None if there is
+   no such limit. If arrays may be shared, a tuple: what tells whether this rank has such, the barrier, and for each phase
+   those of its words in which the ranks tell that the arrays of the call are; else None. */
+enum { RUN, CALLS, LOOKS, COST, SHARED, NUM_TOLD };
+enum { HEAP, BARRIER, WORDS };
+
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
     PyObject *plan, *rest; /* what carries out a call in Python */
-    PyObject *run;         /* what carries out the next calls; NULL for `rest` */
-    Countdown *calls;      /* the last one, and those after it, go through Python; NULL for none */
-    Countdown *looks;      /* bytes until the ranks look where they are; NULL if they do not */
-    long long cost;        /* bytes that a call counts as */
-    /* If arrays may be shared: what tells whether this rank has such, and the words in which the ranks tell that those of
-       the call are, for each phase. */
-    PyObject *heap;
-    Barrier *barrier;
-    Py_ssize_t *words[2], num_words;
+    PyObject *told;        /* NULL if that is to carry out the next one */
 } Chosen;
 
-static void forget(Chosen *self)
+static Countdown *countdown(PyObject *told, int which)
 {
-    Py_CLEAR(self->run);
-    Py_CLEAR(self->calls);
-    Py_CLEAR(self->looks);
-    Py_CLEAR(self->heap);
-    Py_CLEAR(self->barrier);
-    for (int phase = 0; phase < 2; phase++) {
-        PyMem_Free(self->words[phase]);
-        self->words[phase] = NULL;
-    }
+    PyObject *item = PyTuple_GET_ITEM(told, which);
+    return item == Py_None ? NULL : (Countdown *)item;
 }
 
-static bool holds(const Chosen *self)
+static long long cost(PyObject *told) { return PyLong_AsLongLong(PyTuple_GET_ITEM(told, COST)); }
+
+static bool holds(PyObject *told)
 {
-    return self->run != NULL && (self->calls == NULL || self->calls->left > 1)
-           && (self->looks == NULL || self->looks->left > self->cost);
+    const Countdown *calls = countdown(told, CALLS), *looks = countdown(told, LOOKS);
+    return (calls == NULL || calls->left > 1) && (looks == NULL || looks->left > cost(told));
 }
 
-static void count(const Chosen *self)
+static void count(PyObject *told)
 {
-    if (self->calls != NULL)
-        self->calls->left--;
-    if (self->looks != NULL)
-        self->looks->left -= self->cost;
+    Countdown *calls = countdown(told, CALLS), *looks = countdown(told, LOOKS);
+    if (calls != NULL)
+        calls->left--;
+    if (looks != NULL)
+        looks->left -= cost(told);
 }
 
-static bool any_shared(const Chosen *self, int phase)
+static Barrier *barrier_of(PyObject *shared) { return (Barrier *)PyTuple_GET_ITEM(shared, BARRIER); }
+
+static bool any_shared(PyObject *shared, int phase)
 {
-    for (Py_ssize_t i = 0; i < self->num_words; i++) {
-        if (load(&self->barrier->words[self->words[phase][i]]))
+    PyObject *words = PyTuple_GET_ITEM(PyTuple_GET_ITEM(shared, WORDS), phase);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(words); i++) {
+        if (load(&barrier_of(shared)->words[PyLong_AsSsize_t(PyTuple_GET_ITEM(words, i))]))
             return true;
     }
     return false;
 }
 
-/* Take the reference to what a call in one of two parts has returned, or to what the plan has. */
+/* Release the result of a call: -1 for an error, 1 for True, else `otherwise`. */
 static int status_of(PyObject *result, int otherwise)
 {
     Py_XDECREF(result);
     return result == NULL ? -1 : result == Py_True ? 1 : otherwise;
 }
 
-/* Returns 1, 0 if nothing was done, 2 if the plan went on after the first step, or -1 with an error set. */
-static int run_unshared(const Chosen *self, PyObject *const *args)
+/* Carry out a call in two halves, unless arrays are shared. Returns 1, 0 if nothing was done, 2 if the plan went on after
+   the first half, or -1 with an error set. */
+static int run_unshared(const Chosen *self, PyObject *told, PyObject *const *args)
 {
-    PyObject *in_use = PyObject_GetAttrString(self->heap, "in_use");
-    bool is_plain = in_use == Py_False && !any_shared(self, self->barrier->phase ^ 1);
+    PyObject *run = PyTuple_GET_ITEM(told, RUN), *shared = PyTuple_GET_ITEM(told, SHARED);
+    PyObject *in_use = PyObject_GetAttrString(PyTuple_GET_ITEM(shared, HEAP), "in_use");
+    bool is_plain = in_use == Py_False && !any_shared(shared, barrier_of(shared)->phase ^ 1);
     Py_XDECREF(in_use);
     if (in_use == NULL || !is_plain)
         return in_use == NULL ? -1 : 0;
-    PyObject *begun = PyObject_CallMethod(self->run, "begin", "OO", args[0], args[1]);
+    PyObject *begun = PyObject_CallMethod(run, "begin", "OO", args[0], args[1]);
     if (begun == NULL || begun == Py_False)
         return status_of(begun, 0);
-    if (begun == Py_None || any_shared(self, self->barrier->phase)) {
-        Py_DECREF(begun);
-        return status_of(PyObject_CallMethod(self->plan, "go_on", "OO", args[0], args[1]), 2);
-    }
+    bool goes_on = begun == Py_None || any_shared(shared, barrier_of(shared)->phase);
     Py_DECREF(begun);
-    return status_of(PyObject_CallMethod(self->run, "finish", "OO", args[0], args[1]), 1);
+    return goes_on ? status_of(PyObject_CallMethod(self->plan, "go_on", "OO", args[0], args[1]), 2)
+                   : status_of(PyObject_CallMethod(run, "finish", "OO", args[0], args[1]), 1);
 }
 
-static Py_ssize_t *read_words(PyObject *list, Py_ssize_t *count)
+/* Whether a plan has told what the functions above read. */
+static bool is_told(PyObject *told)
 {
-    Py_ssize_t size = PySequence_Size(list), *words = size < 0 ? NULL : PyMem_New(Py_ssize_t, size + 1);
-    if (words == NULL && size >= 0)
-        PyErr_NoMemory();
-    for (Py_ssize_t i = 0; words != NULL && i < size; i++) {
-        PyObject *word = PySequence_GetItem(list, i);
-        words[i] = word == NULL ? -1 : PyLong_AsSsize_t(word);
-        Py_XDECREF(word);
-        if (PyErr_Occurred()) {
-            PyMem_Free(words);
-            return NULL;
-        }
+    if (!PyTuple_Check(told) || PyTuple_GET_SIZE(told) != NUM_TOLD || !PyLong_Check(PyTuple_GET_ITEM(told, COST)))
+        return false;
+    for (int which = CALLS; which <= LOOKS; which++) {
+        PyObject *item = PyTuple_GET_ITEM(told, which);
+        if (item != Py_None && Py_TYPE(item) != countdown_type)
+            return false;
     }
-    *count = size;
-    return words;
+    PyObject *shared = PyTuple_GET_ITEM(told, SHARED), *heap, *barrier, *even, *odd;
+    PyTypeObject *words = &PyTuple_Type;
+    return shared == Py_None
+           || (PyTuple_Check(shared)
+               && PyArg_ParseTuple(shared, "OO!(O!O!)", &heap, barrier_type, &barrier, words, &even, words, &odd));
 }
 
 /* Have the plan tell what carries out the next calls. */
 static int ask(Chosen *self)
 {
-    PyObject *told = PyObject_CallMethod(self->plan, "next_calls", NULL), *run, *calls, *looks, *shared;
-    long long cost;
-    forget(self);
-    if (told == NULL || told == Py_None) {
-        Py_XDECREF(told);
-        return told == NULL ? -1 : 0;
+    PyObject *told = PyObject_CallMethod(self->plan, "next_calls", NULL);
+    if (told != NULL && told != Py_None && !is_told(told)) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "next_calls must return NextCalls, or None");
+        Py_CLEAR(told);
     }
-    int status = -1;
-    if (!PyArg_ParseTuple(told, "OOOLO", &run, &calls, &looks, &cost, &shared))
-        goto done;
-    if ((calls != Py_None && Py_TYPE(calls) != countdown_type) || (looks != Py_None && Py_TYPE(looks) != countdown_type)) {
-        PyErr_SetString(PyExc_TypeError, "next_calls: calls and looks are Countdowns, or None");
-        goto done;
-    }
-    if (shared != Py_None) {
-        PyObject *heap, *barrier, *even, *odd;
-        if (!PyArg_ParseTuple(shared, "OO(OO)", &heap, &barrier, &even, &odd)
-            || (self->words[0] = read_words(even, &self->num_words)) == NULL
-            || (self->words[1] = read_words(odd, &self->num_words)) == NULL)
-            goto done;
-        if (!PyObject_TypeCheck(barrier, barrier_type)) {
-            PyErr_SetString(PyExc_TypeError, "next_calls: a Barrier has the words");
-            goto done;
-        }
-        self->heap = Py_NewRef(heap), self->barrier = (Barrier *)Py_NewRef(barrier);
-    }
-    self->calls = calls == Py_None ? NULL : (Countdown *)Py_NewRef(calls);
-    self->looks = looks == Py_None ? NULL : (Countdown *)Py_NewRef(looks);
-    self->run = Py_NewRef(run), self->cost = cost;
-    status = 0;
-done:
-    Py_DECREF(told);
+    int status = told == NULL ? -1 : 0;
+    if (told == Py_None)
+        Py_CLEAR(told);
+    Py_XSETREF(self->told, told);
     return status;
 }
 
@@ -152,17 +127,22 @@ static PyObject *chosen_call(PyObject *object, PyObject *const *args, size_t nar
         PyErr_SetString(PyExc_TypeError, "a Chosen is called with what is sent and what is received");
         return NULL;
     }
-    int status = !holds(self)           ? 0
-                 : self->heap != NULL   ? run_unshared(self, args)
-                                        : status_of(PyObject_Vectorcall(self->run, args, 2, NULL), 0);
+    int status = 0;
+    PyObject *told = Py_XNewRef(self->told);
+    if (told != NULL && holds(told)) {
+        status = PyTuple_GET_ITEM(told, SHARED) != Py_None
+                     ? run_unshared(self, told, args)
+                     : status_of(PyObject_Vectorcall(PyTuple_GET_ITEM(told, RUN), args, 2, NULL), 0);
+        if (status == 1)
+            count(told);
+    }
+    Py_XDECREF(told);
     if (status < 0)
         return NULL;
-    if (status == 1) {
-        count(self);
+    if (status == 1)
         Py_RETURN_NONE;
-    }
     PyObject *result = status == 2 ? Py_NewRef(Py_None) : PyObject_Vectorcall(self->rest, args, 2, NULL);
-    if (result != NULL && result != Py_True && ask(self) < 0) /* True: there is something faster, and this is not used again */
+    if (result != NULL && result != Py_True && ask(self) < 0) /* True: there is something faster from now on */
         Py_CLEAR(result);
     return result;
 }
@@ -177,8 +157,6 @@ static PyObject *chosen_new(PyTypeObject *type, PyObject *args, PyObject *keywor
         return NULL;
     self->call = chosen_call;
     self->plan = Py_NewRef(plan), self->rest = Py_NewRef(rest);
-    if (ask(self) < 0)
-        Py_CLEAR(self);
     return (PyObject *)self;
 }
 
@@ -187,14 +165,13 @@ static int chosen_traverse(Chosen *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->plan);
     Py_VISIT(self->rest);
-    Py_VISIT(self->run);
-    Py_VISIT(self->heap);
+    Py_VISIT(self->told);
     return 0;
 }
 
 static int chosen_clear(Chosen *self)
 {
-    forget(self);
+    Py_CLEAR(self->told);
     return 0;
 }
 
@@ -202,7 +179,7 @@ static void chosen_dealloc(Chosen *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    forget(self);
+    Py_XDECREF(self->told);
     Py_XDECREF(self->plan);
     Py_XDECREF(self->rest);
     type->tp_free(self);
@@ -234,9 +211,9 @@ static PyMemberDef countdown_members[] = {
 static PyType_Slot slots[] = {
     {Py_tp_new, chosen_new}, {Py_tp_dealloc, chosen_dealloc}, {Py_tp_traverse, chosen_traverse},
     {Py_tp_clear, chosen_clear}, {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, members},
-    {Py_tp_doc, "Chosen(plan, rest): carries out calls as `plan.next_calls()` tells, while that holds, and else by `rest(send, "
-                "recv)`, whose result it returns. `plan.go_on(send, recv)` goes on after the first step of a call if the arrays "
-                "of a rank are shared, or the ranks' sizes are others."},
+    {Py_tp_doc, "Chosen(plan, rest): carries out calls as `plan.next_calls()` has told after the last call of `rest`, while that "
+                "holds, and else by `rest(send, recv)`, whose result it returns. `plan.go_on(send, recv)` goes on after the "
+                "first step of a call if the arrays of a rank are shared, or the ranks' sizes are not those agreed."},
     {0, NULL},
 };
 

@@ -334,7 +334,7 @@ static int finish(SingleCopy *self, char *const *sent, char *const *received)
 
 typedef int Half(SingleCopy *, char *const *, char *const *);
 
-/* Tell that peers write into what is received from the next step to the one after it; NULL once they do not. */
+/* Record that peers write into what is received between the next two steps; with NULL, that they no longer do. */
 static int lend(const SingleCopy *self, PyObject *recv)
 {
     if (!self->written)

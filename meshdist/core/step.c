@@ -217,10 +217,29 @@ static PyObject *step_call(PyObject *object, PyObject *const *args, size_t nargs
     Py_RETURN_TRUE;
 }
 
+static PyObject *step_begin_method(Step *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    char *sent[MOST_ARRAYS], *received[MOST_ARRAYS];
+    int phase;
+    if (num_args != 2) {
+        PyErr_SetString(PyExc_TypeError, "begin(send, recv)");
+        return NULL;
+    }
+    if (read_arrays(args[0], C_CONTIGUOUS, sent) < self->num_sent
+        || read_arrays(args[1], CARRAY, received) < self->num_received)
+        Py_RETURN_FALSE;
+    int status = step_meet(self, sent, received, NULL, &phase);
+    if (status < 0)
+        return NULL;
+    if (status > 0)
+        Py_RETURN_NONE;
+    Py_RETURN_TRUE;
+}
+
 static PyObject *step_finish_method(Step *self, PyObject *const *args, Py_ssize_t num_args)
 {
     char *sent[MOST_ARRAYS], *received[MOST_ARRAYS];
-    long phase = num_args == 3 ? PyLong_AsLong(args[2]) : -1;
+    long phase = num_args == 3 ? PyLong_AsLong(args[2]) : num_args == 2 ? self->barrier->phase : -1;
     if (phase < 0 || phase >= (returns_early(self->awaited) ? NUM_PHASES : 2)
         || read_arrays(args[0], C_CONTIGUOUS, sent) < self->num_sent
         || read_arrays(args[1], CARRAY, received) < self->num_received) {
@@ -399,8 +418,11 @@ static void step_dealloc(Step *self)
 }
 
 static PyMethodDef methods[] = {
+    {"begin", (PyCFunction)(void (*)(void))step_begin_method, METH_FASTCALL,
+     "begin(send, recv): the step of a call for which all ranks wait; return False if nothing was done, and None if the "
+     "ranks' sizes are not those agreed."},
     {"finish", (PyCFunction)(void (*)(void))step_finish_method, METH_FASTCALL,
-     "finish(send, recv, phase): take what is received, of a call that the core has begun."},
+     "finish(send, recv, phase): take what is received, of a call that the core has begun; the phase is that of now by default."},
     {NULL, NULL, 0, NULL},
 };
 

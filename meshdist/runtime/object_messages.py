@@ -19,10 +19,10 @@ from meshdist.runtime.work import Future, ReceiptWork
 _LEAST_PADDED, MOST_PADDED = 256, 4 << 10
 
 
-# The dtypes whose arrays and scalars have short pickles, and their names; those of numpy are the same on all systems.
+# The dtypes whose arrays and scalars have short pickles, and their names, which mean the same on all systems.
 _NAMES = {np.dtype(char): np.dtype(char).str for char in "?bhilqBHILQefdFD"}
-# Of a longer pickle, the pickler is not used again: its memo keeps the memory that it has had.
-_MOST_KEPT = 64 << 10
+# A pickler is not kept after a longer pickle: its memo keeps the memory that it had, and clearing that takes time.
+_MOST_KEPT = 4 << 10
 
 
 def _reduce_array(array: Any) -> Any:
@@ -40,10 +40,14 @@ class _Pickler:
     """Pickles objects one after the other.
 
     NumPy's pickle of a short array takes three times as long, and of a scalar twice, both to write and to read: it has
-    the dtype as an object. All of these can be read by any unpickler.
+    the dtype as an object. Any unpickler can read these.
     """
 
-    _OWN: ClassVar[dict[Any, Any]] = {np.ndarray: _reduce_array, **{dtype.type: _reduce_scalar for dtype in _NAMES}}
+    _OWN: ClassVar[dict[Any, Any]] = {
+        np.ndarray: _reduce_array,
+        # The type of Boolean scalars has another name in NumPy 2 than before.
+        **{dtype.type: _reduce_scalar for dtype in _NAMES if dtype.kind != "b"},
+    }
 
     def __init__(self) -> None:
         self._parts: list[Any] = []  # it writes long bytes and buffers as they are
@@ -74,7 +78,7 @@ def pickle_of(value: Any) -> bytes:
     """
     try:
         pickler = _idle.pop()
-    except IndexError:  # it is the first of this thread, or within another
+    except IndexError:  # none is idle: it is the first one, or others are in use
         pickler = _Pickler()
     data = pickler.dump(value)
     if len(data) <= _MOST_KEPT:
@@ -113,7 +117,8 @@ def cause_in_the_object(error: Exception) -> Exception | None:
     and of what pickles.
     """
     trace = error.__traceback__ and error.__traceback__.tb_next
-    while trace is not None and trace.tb_frame.f_code in (pickle_of.__code__, _Pickler.dump.__code__):
+    own = (pickle_of.__code__, _Pickler.dump.__code__, _reduce_array.__code__)
+    while trace is not None and trace.tb_frame.f_code in own:
         trace = trace.tb_next
     return None if trace is None else error
 

@@ -7,6 +7,7 @@ from worlds import needs_linux
 
 import meshdist as dist
 from meshdist import core
+from meshdist.backends.gloo.shm import move_selection
 from meshdist.backends.gloo.shm.tuning import Mode, Tuning
 
 pytestmark = [
@@ -40,13 +41,17 @@ def functions_of_chosen_calls(num_bytes):
         for _ in range(UNTIL_CHOSEN):
             call()
         fewest[name] = fewest_functions(call)
+    choices = dist.group.WORLD.usable_backend("test").choices()
+    chosen = {choice.kind: choice.ways[choice.chosen] for choice in choices if choice.chosen is not None}
+    if chosen.get("all_to_all float32") == move_selection.WRITTEN:
+        del fewest["all_to_all"]  # the core does not write blocks whose sizes no rank knows
     return fewest
 
 
 @pytest.mark.parametrize("num_bytes", [64 * KIB, 1 * MIB, 6 * MIB])
 def test_they_are_made_without_python(worlds, num_bytes):
     for fewest in worlds.world("gloo", 2).run(functions_of_chosen_calls, num_bytes):
-        # Who writes into another's array asks before whether all still take part.
+        # Ways that write also call `check_now`.
         assert {name: functions for name, functions in fewest.items() if "run" in functions} == {}
 
 

@@ -30,7 +30,7 @@ class NextCalls(NamedTuple):
     cost: int = 0
     # If arrays may be shared: what tells whether this rank has such, the barrier, and which of its words tell, in each
     # phase, whether the arrays of a call are.
-    shared: tuple[Heap, FlagBarrier, list[list[int]]] | None = None
+    shared: tuple[Heap, FlagBarrier, tuple[tuple[int, ...], ...]] | None = None
 
 
 class BarrierPlan(Plan):
@@ -52,7 +52,7 @@ class BarrierPlan(Plan):
         return None
 
     def go_on(self, send: Buffers, recv: Buffers) -> None:
-        """Go on after the first step of such a call: arrays of a rank are shared, or the ranks' sizes are others."""
+        """Go on after the first step of such a call: arrays of a rank are shared, or the sizes are not those agreed."""
         raise NotImplementedError
 
     def adopt_signature(self, signature: Signature) -> None:

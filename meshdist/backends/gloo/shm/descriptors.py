@@ -37,7 +37,7 @@ class SharedDescriptors:
         self.heap = memory.heap
         self._flag_bytes = [region.shared_flags(phase) for phase in (0, 1)]
         self._word = region.words.__getitem__
-        self._flag_words = [region.shared_flag_words(phase) for phase in (0, 1)]
+        self._flag_words = tuple(tuple(region.shared_flag_words(phase)) for phase in (0, 1))
         self.flags = [ORDINARY, ORDINARY]
         self._rank = options.rank
         self._peers = options.peers
@@ -61,7 +61,7 @@ class SharedDescriptors:
         if self.flags[phase] != flag:
             self.flags[phase] = self._flag_bytes[phase][self._rank] = flag
 
-    def told_by(self, barrier: FlagBarrier) -> tuple[Heap, FlagBarrier, list[list[int]]]:
+    def told_by(self, barrier: FlagBarrier) -> tuple[Heap, FlagBarrier, tuple[tuple[int, ...], ...]]:
         """Return what tells whether arrays are shared: this rank's heap, and for each phase words of the barrier."""
         return self.heap, barrier, self._flag_words
 

@@ -36,7 +36,7 @@ class SharedPlan(BarrierPlan):
         self, shm: ShmGroup, call: Call, give: Callable[[Buffers], Blocks], givers: Sequence[int], fallback: BarrierPlan
     ) -> None:
         super().__init__(shm.barrier, shm.backend, call)
-        self.descriptors = shm.descriptors
+        self._shm, self.descriptors = shm, shm.descriptors
         self.rank, self.size = call.rank, call.size
         self.give = give
         self.fallback = fallback
@@ -70,9 +70,7 @@ class SharedPlan(BarrierPlan):
 
     def next_calls(self) -> NextCalls | None:
         found = self.fallback.next_calls()
-        if found is None or isinstance(found.run, core.Step):
-            return None
-        return found._replace(shared=self.descriptors.told_by(self.barrier))
+        return found and found._replace(shared=self.descriptors.told_by(self.barrier))
 
     def go_on(self, send: Buffers, recv: Buffers) -> None:
         self._take_steps(self.after_first_step(send, recv, self.barrier.phase))
@@ -104,6 +102,7 @@ class SharedPlan(BarrierPlan):
                 descriptors.publish_opened(unopened)
                 yield self.arrive()
             if not unopened or descriptors.all_open(unopened):
+                self._shm.end_exposure()  # as the first step may have begun one
                 self.run_in_place(send, recv, phase)
                 yield self.arrive()
                 return
