@@ -384,7 +384,8 @@ static int await_taken(Calls *calls, Handle *self)
     Ring *ring = (Ring *)Py_NewRef(self->run);
     int status = 1;
     ring_is_awaited(ring, calls->num_messages);
-    for (int64_t until = now_ns() + TAKEN_NS; status > 0 && self->run != NULL && !self->is_done;) {
+    int64_t until = now_ns() + for_bytes(TAKEN_NS, ring->kind.num_bytes);
+    while (status > 0 && self->run != NULL && !self->is_done) {
         if (ring_is_taken(ring, self->word)) {
             status = finish_announced(calls, self);
         } else if (has_arrival(calls)) {
