@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(core.module is None, reason=f"there is no compiled core: {core.missing}"),
 ]
 KIB, MIB = 1 << 10, 1 << 20
-UNTIL_CHOSEN = 250  # calls: the trials, and the comparison with the default after 100 more
+UNTIL_CHOSEN = 100  # calls, of which 15 to 60 are trials
 
 
 def calls_of(num_bytes):
@@ -55,16 +55,16 @@ def test_they_are_made_without_python(worlds, num_bytes):
         assert {name: functions for name, functions in fewest.items() if "run" in functions} == {}
 
 
-def moved(turn, count, make):
-    """Check a call of each kind, with arrays that `make` gives."""
-    rank, size = dist.get_rank(), dist.get_world_size()
+def moved(turn, mine, all_of_them, others):
+    """Check a call of each kind, with these arrays: of one block, and of one for each rank."""
+    rank, size, count = dist.get_rank(), dist.get_world_size(), mine.size
     peers = np.arange(size)
-    mine, all_of_them, others = make(count), make(size * count), make(size * count)
     mine[:], total = rank + turn, np.repeat(peers + turn, count)
     dist.all_gather_into_tensor(all_of_them, mine)
     assert np.array_equal(all_of_them, total)
     dist.all_to_all_single(others, all_of_them)
     assert np.array_equal(others, np.full(size * count, rank + turn))
+    others[:] = -1
     dist.all_to_all(np.split(others, size), np.split(all_of_them, size))
     assert np.array_equal(others, np.full(size * count, rank + turn))
     dist.all_reduce(mine)
@@ -77,13 +77,12 @@ def moved(turn, count, make):
 
 def shared_by_some(count):
     rank, size = dist.get_rank(), dist.get_world_size()
-    plain = lambda count: np.zeros(count, np.float32)  # noqa: E731
-    shared = lambda count: dist.empty(count, np.float32)  # noqa: E731
-    for turn in range(UNTIL_CHOSEN // 2):
-        moved(turn, count, plain)
-    for turn in range(24):
+    arrays = {make: [make(number * count, np.float32) for number in (1, size, size)] for make in (np.zeros, dist.empty)}
+    for turn in range(UNTIL_CHOSEN):
+        moved(turn, *arrays[np.zeros])
+    for turn in range(12):
         sharing = {0: {0}, 1: set(range(size)), 2: set(), 3: {size - 1}}[turn % 4]
-        moved(turn, count, shared if rank in sharing else plain)
+        moved(turn, *arrays[dist.empty if rank in sharing else np.zeros])
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -54,7 +54,9 @@ def debug_levels(on: Side) -> None:
     on.case("at first", lambda: dist.get_debug_level().name)
     on.case("printed", lambda: [str(dist.get_debug_level()), repr(dist.get_debug_level()), f"{dist.DebugLevel.INFO}"])
     for name in ("INFO", "DETAIL", "OFF"):
+        dist.barrier()  # ranks that are threads have one level
         on.case(f"set {name}", lambda name=name: dist.set_debug_level(getattr(dist.DebugLevel, name)))
+        dist.barrier()
         on.case(f"get {name}", lambda: dist.get_debug_level().name)
     on.case("a level that is none", lambda: dist.set_debug_level("LOUD"))
     on.case("from the environment", lambda: dist.set_debug_level_from_env())
