@@ -50,7 +50,7 @@ def functions_of_chosen_calls(num_bytes):
 
 @pytest.mark.parametrize("num_bytes", [64 * KIB, 1 * MIB, 6 * MIB])
 def test_they_are_made_without_python(worlds, num_bytes):
-    # Ranks that have shared arrays, such as those of another test, ask in Python whether the arrays of a call are shared.
+    # Ranks that have shared arrays, as another test may leave them, ask in Python whether those of the call are.
     with WorkerSet(worlds.nursery, 2) as workers:
         workers.join()
         workers.start(functions_of_chosen_calls, num_bytes)
