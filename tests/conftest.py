@@ -109,8 +109,7 @@ SLOW_TESTS = re.compile(
     r"|test_messages_during_the_first_collective\[gloo-tcp"
     r"|test_migration_programs.*::test_program_prints_what_the_page_says"  # as README's do
     # These wait for seconds.
-    r"|test_last_records|test_exit_reports|notebook/test_(pool|cell_magic)|test_many_groups|test_send_circles"
-    r"|test_missing_features|test_shared_memory_limits|compiled/test_choice"
+    r"|test_last_records|test_exit_reports|test_an_interrupt_of_ranks_that_hang_shows_who_waits_for_whom"
     r"|test_the_others_wait_no_longer_than_they_are_told"
     r"|test_who_waited_for_a_stopped_rank_waits_again"
     r"|test_hang_timing.*::test_(of_those_that_begin_to_wait_at_once_one_warns|a_rank_that_was_told_nothing_finds_it_out)"
