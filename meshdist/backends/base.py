@@ -80,12 +80,12 @@ class Plan(ABC):
         known_apart: Checks whether the arrays of a call share memory.
         facts: What the flight recorder keeps of its calls.
         caller: The code that ran it last.
-        renegotiate: Goes on with a call whose `runner` found another table of sizes than the agreed one; None for plans
-            without such a table.
+        go_on: Goes on after the first step of a call, in which the `runner` found that the ranks' sizes are not those
+            agreed, or that arrays are shared; None for plans in which it looks for neither.
     """
 
     copies = False
-    renegotiate: Callable[[Any, Any], object] | None = None
+    go_on: Callable[[Any, Any], object] | None = None
     facts: CallFacts
     caller: CodeType | None = None
 

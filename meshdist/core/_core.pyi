@@ -22,7 +22,7 @@ class Calls:
     is_open: bool
     words: str
     forgotten: list[Any]
-    note: Callable[..., None] | None  # run, facts, prefix, send, recv, apart, kind if the call is async, renegotiate
+    note: Callable[..., None] | None  # run, facts, prefix, send, recv, apart, kind if the call is async, go_on
     def __init__(
         self,
         queue: Any,

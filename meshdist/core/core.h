@@ -282,7 +282,7 @@ extern PyTypeObject *single_copy_type;
 bool read_memory(long pid, uint64_t address, char *data, Py_ssize_t size);
 extern PyMethodDef memory_functions[];
 
-/* ---- chosen.c: calls of plans that try ways to carry them out; see `tuned_plan` */
+/* ---- chosen.c: calls whose way is chosen, without Python; see `BarrierPlan.next_calls` */
 extern PyTypeObject *chosen_type, *countdown_type;
 
 /* ---- strided.c: arrays that are not contiguous */

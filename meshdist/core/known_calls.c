@@ -48,7 +48,7 @@ typedef struct {
     PyObject *run, *facts, *prefix, *kwnames, *result; /* facts: None of a call that consists of messages */
     PyObject *words; /* those of its Calls at the time */
     PyObject *kind; /* of an async call, whose result is a new work: its Plan or PersistentRequest; else NULL */
-    PyObject *renegotiate; /* goes on with a step whose table was not the agreed one; else NULL */
+    PyObject *go_on; /* goes on with a step whose table was not the agreed one; else NULL */
     long source;    /* of a message to receive */
     int send, recv, returned; /* arguments; -1 for none */
     bool apart;               /* inputs may not share memory with outputs */
@@ -75,7 +75,7 @@ typedef struct Active {
     struct Active *outer;
     int num_notes;
     Calls *calls;
-    PyObject *run, *facts, *prefix, *send, *recv, *kind, *renegotiate;
+    PyObject *run, *facts, *prefix, *send, *recv, *kind, *go_on;
     bool apart;
 } Active;
 
@@ -285,7 +285,7 @@ static void memo_free(Memo *memo)
     Py_XDECREF(memo->kwnames);
     Py_XDECREF(memo->result);
     Py_XDECREF(memo->kind);
-    Py_XDECREF(memo->renegotiate);
+    Py_XDECREF(memo->go_on);
     Py_XDECREF(memo->words);
     Py_XDECREF(memo->slot);
     PyMem_Free(memo);
@@ -410,7 +410,7 @@ static void learn(Function *self, Active *told, PyObject *const *args, int num_a
     memo->run = Py_NewRef(told->run), memo->facts = Py_NewRef(told->facts), memo->prefix = Py_NewRef(told->prefix);
     memo->kwnames = Py_XNewRef(kwnames), memo->words = Py_NewRef(told->calls->words);
     memo->result = Py_NewRef(is_source ? result : Py_None);
-    memo->apart = told->apart, memo->renegotiate = Py_XNewRef(told->renegotiate);
+    memo->apart = told->apart, memo->go_on = Py_XNewRef(told->go_on);
     if (told->kind != NULL) {
         memo->kind = Py_NewRef(told->kind);
         is_known = is_known && learn_async(memo);
@@ -620,7 +620,7 @@ static int run_announced(const Memo *memo, Array *array, PyObject *code, int ins
 static int go_on(Function *self, Memo *memo, PyObject *send, PyObject *recv)
 {
     forget_memo(self, memo);
-    PyObject *ran = PyObject_CallFunctionObjArgs(memo->renegotiate, send, recv, NULL);
+    PyObject *ran = PyObject_CallFunctionObjArgs(memo->go_on, send, recv, NULL);
     Py_XDECREF(ran);
     return ran == NULL ? -1 : 0;
 }
@@ -919,7 +919,7 @@ static PyObject *function_call(PyObject *object, PyObject *const *args, size_t n
         Py_DECREF(told.send);
         Py_DECREF(told.recv);
         Py_XDECREF(told.kind);
-        Py_XDECREF(told.renegotiate);
+        Py_XDECREF(told.go_on);
     }
     return result;
 }
@@ -959,7 +959,7 @@ static int function_traverse(Function *self, visitproc visit, void *arg)
         Py_VISIT(memo->run);
         Py_VISIT(memo->facts);
         Py_VISIT(memo->kind);
-        Py_VISIT(memo->renegotiate);
+        Py_VISIT(memo->go_on);
         for (int arg_number = 0; arg_number < memo->num_args; arg_number++) {
             if (memo->args[arg_number].kind == IDENTICAL)
                 Py_VISIT(memo->args[arg_number].value);
@@ -1039,7 +1039,7 @@ static PyObject *calls_new(PyTypeObject *type, PyObject *args, PyObject *keyword
 static PyObject *calls_note(Calls *self, PyObject *const *args, Py_ssize_t num_args)
 {
     if (num_args < 6 || num_args > 8) {
-        PyErr_SetString(PyExc_TypeError, "note(run, facts, prefix, send, recv, apart, kind=None, renegotiate=None)");
+        PyErr_SetString(PyExc_TypeError, "note(run, facts, prefix, send, recv, apart, kind=None, go_on=None)");
         return NULL;
     }
     if (active != NULL && active->num_notes++ == 0) {
@@ -1048,7 +1048,7 @@ static PyObject *calls_note(Calls *self, PyObject *const *args, Py_ssize_t num_a
         active->send = Py_NewRef(args[3]), active->recv = Py_NewRef(args[4]);
         active->apart = args[5] == Py_True;
         active->kind = num_args >= 7 && args[6] != Py_None ? Py_NewRef(args[6]) : NULL;
-        active->renegotiate = num_args == 8 && args[7] != Py_None ? Py_NewRef(args[7]) : NULL;
+        active->go_on = num_args == 8 && args[7] != Py_None ? Py_NewRef(args[7]) : NULL;
     }
     Py_RETURN_NONE;
 }
@@ -1117,10 +1117,10 @@ static void calls_dealloc(Calls *self)
 
 static PyMethodDef calls_methods[] = {
     {"note", (PyCFunction)(void (*)(void))calls_note, METH_FASTCALL,
-     "note(run, facts, prefix, send, recv, apart, kind=None, renegotiate=None): tell the Function that is being called "
+     "note(run, facts, prefix, send, recv, apart, kind=None, go_on=None): tell the Function that is being called "
      "what carried the call out; of an async call, what carries it out, and its Plan or PersistentRequest; of a call that "
      "consists of others, what makes these, and None as facts. What carries a sync call out may return True, for the "
-     "call to be learned anew. `renegotiate(send, recv)` goes on with a Step that has taken nothing, since the table of "
+     "call to be learned anew. `go_on(send, recv)` goes on with a Step that has taken nothing, since the table of "
      "the ranks' sizes was not the agreed one."},
     {"forget", (PyCFunction)calls_forget, METH_NOARGS, "Forget all known calls of the group."},
     {NULL, NULL, 0, NULL},

@@ -113,12 +113,12 @@ enum { LONE = 64, IN_VAIN = 64 };
 /* How long to wait for room for a message: as long as its receiver may take to copy one of that size in, or out. */
 enum { BYTES_PER_NS = 8 };
 
-/* Wait for room also while the receiver makes none, as it copies its own message: an exchange begins anew before both have
-   taken what the other sent. */
+/* Wait for room for a message that the ring can hold, also while the receiver makes none, as it copies its own message: an
+   exchange begins anew before both have taken what the other sent. */
 static bool waits_for_room(Ring *self, Py_ssize_t length)
 {
-    if (gets_room(self, length) || length > self->pipe.num_bytes)
-        return length <= self->pipe.num_bytes;
+    if (gets_room(self, length))
+        return true;
     if (self->num_in_vain > 0 && self->num_in_vain--)
         return false;
     const uint64_t end = load(self->pipe.head) + length - self->pipe.num_bytes;

@@ -212,7 +212,7 @@ class ProcessGroup(CollectiveMethods, Membership, metaclass=NamesExplained):
         record = Record(plan.facts, sequence, now, now, code, frame.f_lasti)
         self._keep(record)
         if async_op or self._queued:
-            if async_op and calls.note is not None and isinstance(plan.runner, core.Step) and not plan.renegotiate:
+            if async_op and calls.note is not None and isinstance(plan.runner, core.Step) and not plan.go_on:
                 calls.note(plan.runner, plan.facts, plan.error_prefix, send, recv, plan.apart, plan)
             return self._enqueue(plan.error_prefix, partial(self._plan_steps, plan, send, recv), recv, async_op, record)
         try:
@@ -221,7 +221,7 @@ class ProcessGroup(CollectiveMethods, Membership, metaclass=NamesExplained):
             raise self.fail(error, plan.error_prefix, record) from None
         record.completed = clock()
         if calls.note is not None:
-            calls.note(plan.runner, plan.facts, plan.error_prefix, send, recv, plan.apart, None, plan.renegotiate)
+            calls.note(plan.runner, plan.facts, plan.error_prefix, send, recv, plan.apart, None, plan.go_on)
         return recv
 
     def remember_call(self, key: Hashable, device_array: type, planned: Callable[[Any, Any, bool], Any]) -> None:

@@ -96,7 +96,7 @@ def sizes_of_others_change(has_lists):
         if not has_lists:
             take = np.split(into, np.cumsum(sizes[0])[:-1])
         wrong += [turn for peer in range(3) if (take[peer] != 10.0 * peer + rank + turn).any()]
-        handed_over += "renegotiate" in functions and "submit" not in functions
+        handed_over += "go_on" in functions and "submit" not in functions
     return wrong, handed_over, BY_PYTHON & set(functions)
 
 

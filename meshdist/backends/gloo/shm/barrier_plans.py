@@ -51,10 +51,6 @@ class BarrierPlan(Plan):
         """Return what carries out the next calls in the core; None if they are to go through `run`."""
         return None
 
-    def go_on(self, send: Buffers, recv: Buffers) -> None:
-        """Go on after the first step of such a call: arrays of a rank are shared, or the sizes are not those agreed."""
-        raise NotImplementedError
-
     def adopt_signature(self, signature: Signature) -> None:
         """Carry out a part of another call: signal and report that call's signature."""
         self.signature, self.fingerprint = signature, signature.fingerprint

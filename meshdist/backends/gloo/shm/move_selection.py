@@ -203,12 +203,9 @@ class AgreedMove(BarrierPlan):
         self.run(send, recv)
         return self._step is not None
 
-    def renegotiate(self, send: Buffers, recv: Buffers) -> None:
-        """Go on after the first step of a call, in which the table was another one than that of `_step`."""
-        self._run_rest(send, recv, None, has_begun=True)
-
     def go_on(self, send: Buffers, recv: Buffers) -> None:
-        self.renegotiate(send, recv)
+        """Go on after the first step of a call: the sizes are not those agreed, or arrays of a rank are shared."""
+        self._run_rest(send, recv, None, has_begun=True)
 
     def next_calls(self) -> NextCalls | None:
         if self._puts is not None or not self._agreed or self._tuned.goes_on:

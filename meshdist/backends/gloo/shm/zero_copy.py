@@ -73,6 +73,7 @@ class SharedPlan(BarrierPlan):
         return found and found._replace(shared=self.descriptors.told_by(self.barrier))
 
     def go_on(self, send: Buffers, recv: Buffers) -> None:
+        """Go on after the first step of a call: arrays of a rank are shared."""
         self._take_steps(self.after_first_step(send, recv, self.barrier.phase))
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
