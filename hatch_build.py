@@ -14,12 +14,13 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_FLAGS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-shared")
+_FLAGS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread")
 _PLACE = "meshdist/core"
 
 
@@ -60,10 +61,16 @@ def _compile(sources: list[Path], target: Path) -> str | None:
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     if shutil.which(compiler[0]) is None:
         compiler = ["cc"]
-    include = f"-I{sysconfig.get_path('include')}"
-    command = [*compiler, *_FLAGS, *shlex.split(os.environ.get("CFLAGS", "")), include, *map(str, sources)]
+    flags = [*_FLAGS, f"-I{sysconfig.get_path('include')}", *shlex.split(os.environ.get("CFLAGS", ""))]
+    objects = {source: f"{target}.{source.stem}.o" for source in sources}
+
+    def run(*arguments: str) -> None:
+        subprocess.run([*compiler, *flags, *arguments], check=True, capture_output=True, text=True)
+
     try:
-        subprocess.run([*command, "-o", str(target)], check=True, capture_output=True, text=True)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # as many compilers as processors
+            list(pool.map(lambda source: run("-c", str(source), "-o", objects[source]), sources))
+        run("-shared", *objects.values(), "-o", str(target))
     except OSError as error:
         return f"{compiler[0]}: {error.strerror}"
     except subprocess.CalledProcessError as error:

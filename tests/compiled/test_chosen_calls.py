@@ -91,7 +91,7 @@ def shared_by_some(count):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_arrays_of_some_ranks_may_be_shared_then(worlds, size):
-    worlds.world("gloo", size).run(shared_by_some, 300_000)
+    worlds.world("gloo", size).run(shared_by_some, 30_000)
 
 
 def lists_of_other_sizes(long, short):
