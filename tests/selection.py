@@ -151,7 +151,6 @@ SLOW_TESTS = _any_of(
     r"test_hang_timing.*::test_(of_those_that_begin_to_wait_at_once_one_warns|"
     r"a_rank_that_was_told_nothing_finds_it_out)",
     r"test_interrupts_and_timeouts.*-first call\]",
-    r"test_missing_features.*::test_it_works_all_the_same",
     r"test_receives_from_anyone.*\[after_other_messages-",
     r"test_the_end_of_a_child_is_not_that_of_the_rank\[tcp",
     r"test_the_tags_of_the_messages_that_came_are_named\[(destroy-tcp|end-shared)",
