@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from meshdist.debug.dump import RECORDS_SENT, rank_state
 from meshdist.debug.hang_watchdog import Finding, StateExchange, watchdog_of
 from meshdist.debug.states import RankSnapshot, parse_state
-from meshdist.runtime.departure import describe_briefly
+from meshdist.runtime.departure import describe
 from meshdist.store.interface import value_now
 from meshdist.system.deadline import Deadline
 
@@ -104,7 +104,7 @@ class StoreStateExchange(StateExchange):
         departure = self._peers.departure_of(rank)
         if departure is None and self._peers.card(rank).host == self._peers.mine.host and self._peers.ended(rank):
             departure = self._peers.how_ended(rank)
-        return None if departure is None else describe_briefly(departure)
+        return None if departure is None else describe(departure)
 
 
 def _waits(text: bytes | None) -> bool:
@@ -137,7 +137,7 @@ class ThreadStateExchange(StateExchange):
         for rank, world in self._worlds().items():
             departure = world.departure_of(rank)
             if departure is not None:
-                gone[rank] = describe_briefly(departure)
+                gone[rank] = describe(departure)
                 last = watchdog_of(world).last
                 if last is not None:
                     states[rank] = parse_state(last, f"rank {rank}")

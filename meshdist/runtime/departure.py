@@ -174,11 +174,6 @@ def describe(departure: Departure) -> str:
     return _WORDS[how].replace("%s", departure.detail)
 
 
-def describe_briefly(departure: Departure) -> str:
-    """As `describe`, but without the error of the rank for which this one gave up, which is told of that rank."""
-    return f"failed because {departure.first} failed" if departure.first else describe(departure)
-
-
 class PeerFailure(NamedTuple):
     """The end of the peer `who`, as messages name it, which made a call fail."""
 

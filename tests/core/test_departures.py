@@ -24,7 +24,6 @@ from meshdist.runtime.departure import (
     PeerExit,
     any_of,
     describe,
-    describe_briefly,
     failure_of,
     gave_up,
     giving_up,
@@ -127,12 +126,6 @@ def test_what_is_no_record_is_unknown(data):
 )
 def test_the_words(departure, words):
     assert describe(departure) == words
-
-
-def test_an_error_is_told_of_the_rank_that_raised_it_alone():
-    first, second = (Departure(PeerExit.GAVE_UP, detail="no", call=CALL, first=first) for first in ("", "rank 2"))
-    assert describe_briefly(first) == "failed: no; this is call 18, at train.py:42"
-    assert describe_briefly(second) == "failed because rank 2 failed"
 
 
 @pytest.mark.parametrize(

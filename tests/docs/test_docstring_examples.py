@@ -47,7 +47,7 @@ def unknown_names(program):
 WITH_EXAMPLES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py") if ">>>" in path.read_text())
 
 
-# Packages whose library may not be installed; importing torch or Ray takes seconds, and their pages have tests.
+# The libraries that packages of meshdist need; None where their pages have tests, as importing them takes seconds.
 LIBRARY_OF = {"autograd": "autograd", "dask": None, "ray": None, "torch": None}
 
 
@@ -59,7 +59,8 @@ def test_examples_give_what_they_show(path):
     module = importlib.import_module(".".join(["meshdist", *path.with_suffix("").parts]))
     parser, runner, differences = doctest.DocTestParser(), doctest.DocTestRunner(), io.StringIO()
     # Not doctest.DocTestFinder, which passes over functions whose decorator is of another module.
-    for owners, docstring in documented(ast.parse((ROOT / path).read_text())):
+    tree = ast.parse((ROOT / path).read_text())
+    for owners, docstring in [((), ast.get_docstring(tree) or ""), *documented(tree)]:
         if ">>>" in docstring:
             examples = parser.get_doctest(docstring, vars(module).copy(), ".".join(owners), str(path), 0)
             runner.run(examples, out=differences.write)

@@ -218,8 +218,9 @@ def test_the_same_timeout_of_several_ranks_is_said_once(shell):
     assert [line.partition(", at ")[0].strip() for line in waits] == [
         "rank 0 has not reached all_reduce(float64[2, 2], op=sum), call 2 on 'world'"
     ], "\n".join(lines)
-    told = [line for line in lines if "timed out after 2 s" in line]
-    assert told == [error, *(line for line in told if re.match(r"\[\d\]   rank \d failed: ", line))], "\n".join(lines)
+    # Where others have given up before it, the report of that timeout says so.
+    others = [line for line in lines if "timed out after 2 s" in line and line != error]
+    assert all(re.match(r"\[\d\]   rank \d failed(:| because)", line) for line in others), "\n".join(lines)
     shell.run_cell_magic("mesh", "--timeout 1800", "pass")  # the default
 
 
