@@ -3,7 +3,7 @@
     python benchmarks/compare.py
     python benchmarks/compare.py --ranks 2,4,16 --markdown benchmarks/RESULTS.md --plot ratios.svg
     python benchmarks/compare.py --libraries meshdist-mpi,openmpi
-    python benchmarks/compare.py --collectives send_recv,recv_from_any,probe_and_recv,send_object,exchange,sendrecv
+    python benchmarks/compare.py --collectives send_recv,recv_from_any,probe_and_recv,exchange,sendrecv,irecv_and_send
     python benchmarks/compare.py --ranks 4 --collectives all_reduce --sizes 8,65536 --rounds 11 --json out.json
 
 Each library's ranks are started once and wait, blocked, until it is their turn: see sidebyside/rounds.py.
@@ -33,12 +33,13 @@ libraries take turns, for about {seconds:g} s each. A ratio is the median of the
 faster. {dtype} elements, in-place SUM; a size is that of the longer array of the call. send_recv is there and back, \
 as are recv_from_any (received from any rank), probe_and_recv (after a probe for any message; torch has none) and \
 send_object (a dict that has the array). exchange sends in both directions at the same time, with isend and irecv, \
-and sendrecv around the ring of all ranks (in torch, which has none, with these two). all_reduce_outstanding is \
-{outstanding} async calls and the wait for all, all_reduce_coalesced one call of {coalesced} arrays (over MPI, packed \
-by the program, or from 1 MiB on one call for each), and the size that of all of them; neither counts in the means. \
-torch has no scan. Arrays of 1 MiB and more have pages of their own, new ones in each round, with all libraries: \
-malloc might give them those of earlier ones, on which they are up to twice as slow. Shared arrays are those of \
-meshdist.empty. All with OMP_NUM_THREADS=1, without binding to cores."""
+sendrecv around the ring of all ranks (in torch, which has none, with these two), and irecv_and_send the same by \
+irecv, send and the wait. all_reduce_outstanding is {outstanding} async calls and the wait for all, \
+all_reduce_coalesced one call of {coalesced} arrays (over MPI, packed by the program, or from 1 MiB on one call for \
+each), and the size that of all of them; neither counts in the means. torch has no scan. Arrays of 1 MiB and more have \
+pages of their own, new ones in each round, with all libraries: malloc might give them those of earlier ones, on which \
+they are up to twice as slow. Shared arrays are those of meshdist.empty. All with OMP_NUM_THREADS=1, without binding \
+to cores."""
 
 
 def parse() -> argparse.Namespace:

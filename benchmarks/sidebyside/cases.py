@@ -1,8 +1,8 @@
 """What is measured: collectives, their arrays, and what must come out.
 
 A case's size is that of the longer array of a call: what all_gather takes and reduce_scatter gives, and the one array
-of all_reduce, broadcast, exchange, sendrecv and all that is there and back. Each block has at least one element: the
-smallest all_gather on four ranks takes four elements, even where less was asked for.
+of all_reduce, broadcast, exchange, sendrecv, irecv_and_send and all that is there and back. Each block has at least
+one element: the smallest all_gather on four ranks takes four elements, even where less was asked for.
 """
 
 from __future__ import annotations
@@ -97,10 +97,13 @@ COLLECTIVES: dict[str, Shape | None] = {
     "send_object": Shape(False, False, False, lambda all_, rank: all_[0], SHORT, takers=(0, -1)),
     "exchange": Shape(False, False, False, lambda all_, rank: all_[0 if rank else -1], takers=(0, -1)),
     "sendrecv": Shape(False, False, False, lambda all_, rank: all_[rank - 1]),
+    "irecv_and_send": Shape(False, False, False, lambda all_, rank: all_[rank - 1]),
     "barrier": None,
 }
 """Every collective that can be measured; None for what moves no array."""
-MESSAGES = frozenset(("send_recv", "recv_from_any", "probe_and_recv", "send_object", "exchange", "sendrecv"))
+MESSAGES = frozenset(
+    ("send_recv", "recv_from_any", "probe_and_recv", "send_object", "exchange", "sendrecv", "irecv_and_send")
+)
 """Those of them that are messages between two ranks."""
 
 

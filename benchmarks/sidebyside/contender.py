@@ -133,6 +133,10 @@ class Contender(ABC):
         """Send `give` to the next rank and take what the one before sends, around the ring."""
 
     @abstractmethod
+    def irecv_and_send(self, give: Array, take: Array) -> Call:
+        """Like sendrecv, but with a receive that does not block, a send that does, and the wait for the receive."""
+
+    @abstractmethod
     def leave(self) -> None:
         """End the library's part of this process in good order."""
 
@@ -171,6 +175,20 @@ def at_once(
         receiving, sending = irecv(take, sender), isend(give, receiver)
         receiving.wait()
         sending.wait()
+
+    return swap
+
+
+def send_meanwhile(
+    send: Callable[..., object], irecv: Callable[..., Any], give: Any, take: Any, rank: int, size: int
+) -> Call:
+    """Return the call of `Contender.irecv_and_send` for a library whose `irecv` returns what has a `wait`."""
+    receiver, sender = (rank + 1) % size, (rank - 1) % size
+
+    def swap() -> None:
+        receiving = irecv(take, sender)
+        send(give, receiver)
+        receiving.wait()
 
     return swap
 

@@ -19,6 +19,7 @@ from sidebyside.contender import (
     both_ways,
     objects_there_and_back,
     parts,
+    send_meanwhile,
     there_and_back,
 )
 
@@ -96,6 +97,9 @@ class MeshdistRank(Contender):
 
     def sendrecv(self, give: Array, take: Array) -> Call:
         return partial(dist.sendrecv, give, take, (self.rank + 1) % self.size, (self.rank - 1) % self.size)
+
+    def irecv_and_send(self, give: Array, take: Array) -> Call:
+        return send_meanwhile(dist.send, dist.irecv, give, take, self.rank, self.size)
 
     def leave(self) -> None:
         dist.destroy_process_group()

@@ -18,6 +18,7 @@ from sidebyside.contender import (
     both_ways,
     objects_there_and_back,
     parts,
+    send_meanwhile,
     there_and_back,
 )
 
@@ -129,6 +130,9 @@ class MpiRank(Contender):
     def sendrecv(self, give: Array, take: Array) -> Call:
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         return partial(self._comm.Sendrecv, give, after, 0, take, before, 0)
+
+    def irecv_and_send(self, give: Array, take: Array) -> Call:
+        return send_meanwhile(self._comm.Send, self._comm.Irecv, give, take, self.rank, self.size)
 
     def leave(self) -> None:
         MPI.Finalize()

@@ -22,6 +22,7 @@ from sidebyside.contender import (
     both_ways,
     objects_there_and_back,
     parts,
+    send_meanwhile,
     there_and_back,
 )
 
@@ -113,6 +114,11 @@ class TorchRank(Contender):
     def sendrecv(self, give: Array, take: Array) -> Call:
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         return at_once(dist.isend, dist.irecv, torch.from_numpy(give), torch.from_numpy(take), after, before)
+
+    def irecv_and_send(self, give: Array, take: Array) -> Call:
+        return send_meanwhile(
+            dist.send, dist.irecv, torch.from_numpy(give), torch.from_numpy(take), self.rank, self.size
+        )
 
     def _blocks(self, array: Array) -> list[torch.Tensor]:
         return list(torch.from_numpy(array).chunk(self.size))

@@ -21,7 +21,7 @@ VARIABLE = "MESHDIST_CORE"
 
 _CHOICES = ("auto", "python", "require")
 # What this package and the module expect of each other; the same number stands in module.c.
-_INTERFACE = 34
+_INTERFACE = 35
 
 T = TypeVar("T")
 
@@ -31,6 +31,7 @@ class PlainCalls:
 
     Attributes:
         num_calls, num_messages: How many collectives, and sends and receives, this rank has called.
+        num_waits: How many threads wait in the core, where they take the messages of deferred receives.
         is_open: Whether the group has no hooks.
         words: What the ranks compare in the calls of now besides their arrays; see `CallHooks.comparing`.
         forgotten: How many works were dropped that the user has not asked, and the record of the first, or None.
@@ -40,7 +41,7 @@ class PlainCalls:
     note: Callable[..., None] | None = None
 
     def __init__(self, queue: Any, deferral: Any, announcing: Any, keep: Any, fail: Any, make_job: Any) -> None:
-        self.num_calls = self.num_messages = 0
+        self.num_calls = self.num_messages = self.num_waits = 0
         self.is_open = True
         self.words = ""
         self.forgotten: list[Any] = [0, None]

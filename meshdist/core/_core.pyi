@@ -19,6 +19,7 @@ class Function:
 class Calls:
     num_calls: int
     num_messages: int
+    num_waits: int
     is_open: bool
     words: str
     forgotten: list[Any]

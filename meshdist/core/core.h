@@ -362,9 +362,12 @@ typedef struct {
 } Ring;
 
 extern PyTypeObject *ring_type;
-/* Send or receive one message. Returns 1, 0 if it needs a request, or -1 with an error set; and 2 if it is sent but not
-   yet taken, though its sender waits for that: `ring_rest` goes on with the wait. */
-int ring_move(Ring *ring, char *data, uint64_t *number);
+/* Receive or send one message. Returns 1, 0 if it needs a request, or -1 with an error set. If the sender has to wait until
+   the message is taken, `number` is that of the message, else 0; for a moment by `ring_is_taken_soon`, then by `ring_rest`.
+   A rank that `receives` as well, meanwhile, announces what has no room. */
+int ring_receive(Ring *ring, char *data);
+int ring_send(Ring *ring, Array *array, bool receives, uint64_t *number);
+bool ring_is_taken_soon(Ring *ring, uint64_t number);
 int ring_rest(Ring *ring, PyObject *data, uint64_t number, PyObject *prefix);
 /* Whether senders wait until a message is taken. */
 bool ring_waits(const Ring *ring);
@@ -394,8 +397,8 @@ bool ring_next(const Ring *ring, Header *header);
 int ring_look(Ring *ring, PyObject *rank, Header *header);
 /* How many objects a message has, by the name of its dtype: a prefix and hexadecimal digits; -1 if it has none. */
 Py_ssize_t count_objects(const char *dtype);
-/* Take the next message if it is a list of so many objects, any if negative, with this tag; and send one, if it has room,
-   as `ring_move` does. */
+/* Take the next message if it is a list of so many objects, any if negative, with this tag; and send one, if it has room:
+   returns 2 if it is not taken yet, though its sender waits for that. */
 int ring_take_objects(Ring *ring, int64_t tag, Py_ssize_t *number, PyObject **pickle);
 int ring_put_objects(Ring *ring, int64_t tag, Py_ssize_t count, PyObject *pickle, bool waits, uint64_t *number);
 
@@ -490,6 +493,7 @@ typedef struct {
     PyObject *keep;             /* of the flight recorder */
     PyObject *fail;             /* called with the error, its prefix and the record: raises */
     PyObject *make_job;         /* called with a work that Python is to carry out */
+    int num_waits;              /* threads that take the messages of deferred receives while they wait */
     Ring *timed;                /* of the last isend while receives are deferred */
     PyObject *words;            /* what the ranks compare in the calls of now besides their arrays, a string */
     PyObject *forgotten;        /* how many works were dropped that nobody has asked, and the record of the first */
@@ -550,6 +554,9 @@ PyObject *sent_at_once(PyObject *prefix);
 /* Whether one more receive may be deferred; and one more send by a ring is to be announced. */
 bool may_defer(const Calls *calls);
 bool may_announce(Calls *calls, PyObject *run);
+/* Wait for a moment until a message is taken that this rank has sent; meanwhile, take those for receives that are deferred.
+   Returns 1, 0 if it is not taken, or -1 with an error set. */
+int await_sent(Calls *calls, Ring *ring, uint64_t number);
 extern PyMethodDef work_functions[];
 
 extern PyType_Spec barrier_spec, step_spec, chunks_spec, ring_spec, inbox_spec, object_sender_spec, exchange_spec, function_spec,

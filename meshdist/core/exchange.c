@@ -48,14 +48,14 @@ static bool are_arrays(PyObject *arrays, int count)
 }
 
 /* Send a message; `number` is that of one that is announced, else 0. Returns 1, 0 if Python has to, or -1. */
-static int send(Exchange *self, Ring *ring, char *data, uint64_t *number)
+static int send(Exchange *self, Ring *ring, Array *array, uint64_t *number)
 {
     uint64_t unused;
-    int announced = ring_announces(ring) ? ring_announce(ring, data, number) : 0;
+    int announced = ring_announces(ring) ? ring_announce(ring, array->data, number) : 0;
     if (announced > 0) /* until it is taken, this rank copies what it receives alone, too */
         return PySet_Add(ring->announced, (PyObject *)self) < 0 ? -1 : 1;
     *number = 0;
-    return announced < 0 ? -1 : ring_move(ring, data, &unused);
+    return announced < 0 ? -1 : ring_send(ring, array, false, &unused);
 }
 
 /* What is sent of one message, and the number of one that is announced, else 0. */
@@ -70,11 +70,10 @@ static int move_one(Exchange *self, int leg, PyObject *sends, PyObject *receives
     Ring *ring = self->legs[leg].ring;
     if (leg < self->num_sends) {
         sent[leg].array = packed(array_of(sends, leg, self->num_sends));
-        return sent[leg].array == NULL ? -1 : send(self, ring, sent[leg].array->data, &sent[leg].number);
+        return sent[leg].array == NULL ? -1 : send(self, ring, sent[leg].array, &sent[leg].number);
     }
-    uint64_t unused;
     Array *array = array_of(receives, leg - self->num_sends, self->num_receives), *room = room_of(array);
-    int status = room == NULL ? (PyErr_Occurred() ? -1 : 0) : ring_move(ring, room->data, &unused);
+    int status = room == NULL ? (PyErr_Occurred() ? -1 : 0) : ring_receive(ring, room->data);
     if (status > 0)
         unpack(array, room);
     Py_XDECREF(room);

@@ -575,20 +575,28 @@ static bool share_elements(const Memo *memo, PyObject *send, PyObject *recv)
    if it needs a request, or -1 with an error set; as do the two below. */
 static int run_message(const Memo *memo, bool sends, Array *array, PyObject *code, int instruction, Record **record)
 {
+    Ring *ring = (Ring *)memo->run;
     Array *moved = sends ? packed(array) : room_of(array);
     if (moved == NULL)
         return PyErr_Occurred() ? -1 : 0;
-    uint64_t number;
-    int status = ring_move((Ring *)memo->run, moved->data, &number);
+    uint64_t number = 0;
+    bool receives = sends && PyObject_Size(memo->calls->deferred) > 0, is_done = true;
+    int status = sends ? ring_send(ring, moved, receives, &number) : ring_receive(ring, moved->data);
     if (status > 0 && !sends)
         unpack(array, moved);
+    if (status > 0 && number) {
+        int taken = receives ? await_sent(memo->calls, ring, number) : ring_is_taken_soon(ring, number);
+        is_done = taken > 0, status = taken < 0 ? -1 : status;
+    }
     if (status > 0)
         *record = record_call(memo->calls, memo->facts, ++memo->calls->num_messages, now_ns(),
-                              status == 2 ? HAS_STARTED : IS_DONE, code, instruction);
+                              is_done ? IS_DONE : HAS_STARTED, code, instruction);
     if (status > 0 && *record == NULL)
         status = -1;
-    if (status == 2 && (status = ring_rest((Ring *)memo->run, (PyObject *)moved, number, memo->prefix)) > 0)
+    if (!is_done && status > 0 && (status = ring_rest(ring, (PyObject *)moved, number, memo->prefix)) > 0)
         status = record_done(*record);
+    if (status > 0 && ring_waits(ring))
+        ring_ended(ring);
     Py_DECREF(moved);
     return status;
 }
@@ -1129,6 +1137,7 @@ static PyMethodDef calls_methods[] = {
 static PyMemberDef calls_members[] = {
     {"num_calls", T_ULONGLONG, offsetof(Calls, num_calls), 0, NULL},
     {"num_messages", T_ULONGLONG, offsetof(Calls, num_messages), 0, NULL},
+    {"num_waits", T_INT, offsetof(Calls, num_waits), READONLY, NULL},
     {"is_open", T_BOOL, offsetof(Calls, is_open), 0, NULL},
     {"words", T_OBJECT, offsetof(Calls, words), 0, NULL},
     {"forgotten", T_OBJECT, offsetof(Calls, forgotten), READONLY, NULL},

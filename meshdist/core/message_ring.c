@@ -1,12 +1,17 @@
 /* Ring: sends or receives messages of one kind. The reference is `shm.fast_path`; see `channel` too.
 
-   In an exchange, both ranks are busy with what they receive. So a long message may only be announced: its receiver copies
-   it from the sender's array, once instead of twice, and the sender has nothing to do but to wait. Whether that is faster
-   depends on the size and the processor: up to 128 KiB the ring took two thirds of the time on an AMD EPYC. Ranks find out
-   by trials, each for itself, and wait for room in the ring if that is faster: messages of 1 MiB around 2 ranks took 0.85
-   of the time so, in the mean of many jobs. Where ranks share cores, they would choose differently, as one call takes what
-   others have left, and would wait for each other in both ways: around 4 ranks on 2 cores, messages of 64 KiB took twice as
-   long so as through the ring, and of 1 MiB 1.3 times as long as announced. */
+   A message that the ring cannot hold goes through it while its receiver reads, or is announced: its receiver copies it
+   from the sender's array, once instead of twice, but alone. Which way is faster depends on where the processors are: with
+   a common cache, 4 MiB there and back took 400 to 440 us announced and 410 to 510 through the ring on an AMD EPYC, without
+   one 1,500 and 500. The sender finds out by trials.
+
+   In an exchange, both ranks are busy with what they receive. So a message that the ring can hold may be announced
+   as well, and the sender has nothing to do but to wait. Whether that is faster depends on the size and the
+   processor: up to 128 KiB the ring took two thirds of the time on an AMD EPYC. Ranks find out by trials, each for
+   itself, and wait for room in the ring if that is faster: messages of 1 MiB around 2 ranks took 0.85 of the time
+   so, in the mean of many jobs. Where ranks share cores, they would choose differently, as one call takes what
+   others have left, and would wait for each other in both ways: around 4 ranks on 2 cores, messages of 64 KiB took
+   twice as long so as through the ring, and of 1 MiB 1.3 times as long as announced. */
 #include "core.h"
 
 #include <structmember.h>
@@ -25,6 +30,8 @@ static const char digits[] = "0123456789abcdef";
 enum { NAME = sizeof ((Header *)0)->dtype };
 /* Up to here the receiver need not begin before all is written. */
 enum { SHORT = 8 << 10 };
+/* The longest message that goes through the ring, or is copied by its receiver alone; as in `shm.sender`. */
+enum { MOST_BY_ONE = 4 << 20 };
 
 /* Whether no thread is in the middle of a message: the lock is free, and the attributes are None. */
 static int is_idle(const Ring *self)
@@ -47,7 +54,7 @@ int ring_is_preceded(const Ring *self, bool by_any)
     int precedes = 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->queues) && precedes == 0; i++) {
         PyObject *queue = PyTuple_GET_ITEM(self->queues, i);
-        if (!PyDict_CheckExact(queue)) {
+        if (!self->receives || !PyDict_CheckExact(queue)) {
             Py_ssize_t size = PyObject_Size(queue);
             precedes = size < 0 ? -1 : size > 0;
         } else if (by_any && i == UNEXPECTED) {
@@ -59,6 +66,8 @@ int ring_is_preceded(const Ring *self, bool by_any)
     }
     return precedes;
 }
+
+bool ring_waits(const Ring *self) { return !self->receives && self->rest != Py_None; }
 
 /* The GIL is held from here to the end of the message, so that it stays so. */
 static int is_free(const Ring *self)
@@ -131,17 +140,24 @@ static bool waits_for_room(Ring *self, Py_ssize_t length)
     return self->num_in_vain == 0;
 }
 
-/* Write the header of a message and its bytes. Its receiver may read the first pieces meanwhile. */
-static void write_message(Ring *self, const Header *header, const char *data, uint64_t number)
+/* Write the header of a message, and of one that its sender waits for what is its own. Returns the entry. */
+static char *write_header(Ring *self, const Header *header, const char *data, uint64_t number)
 {
-    uint64_t head = load(self->pipe.head);
-    Py_ssize_t place = head % self->pipe.num_bytes, length = length_of(self, header->num_bytes);
-    char *entry = self->pipe.ring + place;
+    char *entry = self->pipe.ring + load(self->pipe.head) % self->pipe.num_bytes;
     memcpy(entry, header, sizeof *header);
     if (number) {
         uint64_t own[] = {(uintptr_t)data, number};
         memcpy(entry + OWN, own, sizeof own);
     }
+    return entry;
+}
+
+/* Write the header of a message and its bytes. Its receiver may read the first pieces meanwhile. */
+static void write_message(Ring *self, const Header *header, const char *data, uint64_t number)
+{
+    char *entry = write_header(self, header, data, number);
+    const uint64_t head = load(self->pipe.head);
+    const Py_ssize_t place = entry - self->pipe.ring, length = length_of(self, header->num_bytes);
     if (header->num_bytes <= SHORT && place + length <= self->pipe.num_bytes) {
         copy_out(self->pipe.pace, entry + self->unit, data, header->num_bytes);
         store(self->pipe.head, head + length);
@@ -167,26 +183,31 @@ static uint64_t next_number(Ring *self)
 
 /* Of so many messages, the first are timed: some in each way. */
 enum { PERIOD = 256, TIMED = 6 };
-/* Where ranks share cores, the longest message that goes through the ring. */
+/* Where ranks share cores, the longest message of an exchange that goes through the ring. */
 enum { MOST_ON_SHARED_CORES = 512 << 10 };
+
+/* Whether the next message is announced, as it is its turn, or as that is faster. All messages count: both ranks of an
+   exchange then try the same way in the same calls, as one rank alone would gain nothing by the faster one. */
+static bool next_way(Ring *self, bool *is_timed)
+{
+    uint32_t turn = self->trial.messages++ % PERIOD;
+    self->trial.began_ns = 0;
+    if (turn < 2 * TIMED && turn % TIMED == 0)
+        self->trial.best_ns[turn >= TIMED] = INT64_MAX;
+    *is_timed = turn < 2 * TIMED;
+    return *is_timed ? turn >= TIMED : self->trial.best_ns[true] < self->trial.best_ns[false];
+}
 
 bool ring_announces(Ring *self)
 {
     Py_ssize_t length = length_of(self, self->kind.num_bytes);
     if (self->follow == Py_None)
         return false;
-    /* All messages count: both ranks of an exchange then try the same way in the same calls, as one rank alone would
-       gain nothing by the faster one. */
-    uint32_t turn = self->trial.messages++ % PERIOD;
-    self->trial.began_ns = 0;
-    if (turn < 2 * TIMED && turn % TIMED == 0)
-        self->trial.best_ns[turn >= TIMED] = INT64_MAX;
+    bool is_timed, announces = next_way(self, &is_timed);
     if (length > self->pipe.num_bytes)
         return true;
     if (self->shares_cores)
         return self->kind.num_bytes > MOST_ON_SHARED_CORES || !gets_room(self, length);
-    bool is_timed = turn < 2 * TIMED;
-    bool announces = is_timed ? turn >= TIMED : self->trial.best_ns[true] < self->trial.best_ns[false];
     int64_t began_ns = now_ns();
     if (!announces && !waits_for_room(self, length))
         return true;
@@ -231,13 +252,10 @@ int ring_announce(Ring *self, char *data, uint64_t *number)
         return 0;
     if ((*number = next_number(self)) == 0)
         return -1;
-    const uint64_t head = load(self->pipe.head), own[] = {(uintptr_t)data, *number};
-    char *entry = self->pipe.ring + head % self->pipe.num_bytes;
     Header header = self->kind;
     header.kind = RTS_CMA;
-    memcpy(entry, &header, sizeof header);
-    memcpy(entry + OWN, own, sizeof own);
-    store(self->pipe.head, head + self->unit);
+    write_header(self, &header, data, *number);
+    store(self->pipe.head, load(self->pipe.head) + self->unit);
     return ring_wake(self);
 }
 
@@ -245,8 +263,7 @@ bool ring_is_taken(const Ring *self, uint64_t number) { return load(&self->words
 
 bool ring_has_come(const Ring *self) { return load(self->pipe.head) != load(self->pipe.tail); }
 
-/* Wait until a message is taken, for a moment. */
-static bool is_taken(Ring *self, uint64_t number)
+bool ring_is_taken_soon(Ring *self, uint64_t number)
 {
     const Word *taken = &self->words[self->taken];
     for (int spins = self->spins; spins > 0; spins--) {
@@ -266,26 +283,84 @@ static bool is_taken(Ring *self, uint64_t number)
     return is;
 }
 
-/* Only a message that has room as a whole goes this way. */
-static int send_message(Ring *self, const char *data, uint64_t *number)
+/* Write a message that is longer than the ring as long as its receiver makes room. Returns how much is written. */
+static Py_ssize_t stream_message(Ring *self, const char *data, uint64_t number)
+{
+    const Py_ssize_t size = self->kind.num_bytes;
+    write_header(self, &self->kind, data, number);
+    store(self->pipe.head, load(self->pipe.head) + self->unit);
+    Py_ssize_t written = 0;
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t until = now_ns() + YIELD_NS; written < size && !ring_is_taken(self, number) && now_ns() < until;) {
+        Py_ssize_t before = written;
+        if ((written = stream_fill(&self->pipe, data, size, written, 0, true)) > before)
+            until = now_ns() + YIELD_NS;
+        else
+            sched_yield();
+    }
+    Py_END_ALLOW_THREADS
+    if (written == size)
+        store(&self->words[self->written], number);
+    return written;
+}
+
+/* Send a message that is longer than the ring through it, while its receiver reads. The lock keeps other threads from the
+   ring meanwhile, and from what Python goes on with. */
+static int send_in_pieces(Ring *self, Array *array, uint64_t *number)
+{
+    PyObject *lock = PyObject_GetAttrString(self->owner, "lock");
+    PyObject *is_mine = lock == NULL ? NULL : PyObject_CallMethod(lock, "acquire", "O", Py_False);
+    int status = is_mine == NULL ? -1 : is_mine == Py_True;
+    if (status > 0) {
+        status = (*number = next_number(self)) == 0 ? -1 : 1;
+        Py_ssize_t written = status < 0 ? -1 : stream_message(self, array->data, *number);
+        if (status > 0 && written < self->kind.num_bytes) {
+            PyObject *goes_on = PyObject_CallMethod(self->owner, "write_on", "OKny#L", array, (unsigned long long)*number,
+                                                    written, self->kind.dtype, (Py_ssize_t)NAME, (long long)self->kind.tag);
+            Py_XDECREF(goes_on);
+            status = goes_on == NULL ? -1 : status;
+        }
+        PyObject *released = PyObject_CallMethod(lock, "release", NULL);
+        Py_XDECREF(released);
+        status = released == NULL ? -1 : status;
+    }
+    Py_XDECREF(is_mine);
+    Py_XDECREF(lock);
+    return status > 0 ? ring_wake(self) : status;
+}
+
+int ring_send(Ring *self, Array *array, bool receives, uint64_t *number)
 {
     int free = is_free(self);
+    Py_ssize_t length = length_of(self, self->kind.num_bytes);
+    *number = 0;
     if (free <= 0)
         return free;
-    if (load(&self->words[self->others_state]) || !has_room(self, length_of(self, self->kind.num_bytes)))
+    if (load(&self->words[self->others_state]) || !has_room(self, self->unit))
         return 0;
-    *number = 0;
-    if (self->rest != Py_None && (*number = next_number(self)) == 0)
+    if (ring_waits(self) && receives && !has_room(self, length))
+        return ring_announce(self, array->data, number);
+    if (ring_waits(self) && length > self->pipe.num_bytes) {
+        if (self->kind.num_bytes > MOST_BY_ONE)
+            return 0;
+        bool is_timed, announces = next_way(self, &is_timed) && load(&self->words[self->mode]) == READS;
+        if (is_timed)
+            self->trial.announces = announces, self->trial.began_ns = now_ns();
+        return announces ? ring_announce(self, array->data, number) : send_in_pieces(self, array, number);
+    }
+    if (!has_room(self, length))
+        return 0;
+    if (ring_waits(self) && (*number = next_number(self)) == 0)
         return -1;
-    write_message(self, &self->kind, data, *number);
+    write_message(self, &self->kind, array->data, *number);
     return ring_wake(self);
 }
 
-/* A message that has no room in the ring can be taken only if it is announced, as in an exchange: else its receive is
-   posted at once. */
+/* A message that both sides copy is not taken here, unless it is announced, as in an exchange: its receive is posted at
+   once. */
 static bool is_in_vain(const Ring *self)
 {
-    return length_of(self, self->kind.num_bytes) > self->pipe.num_bytes && PySet_GET_SIZE(self->announced) == 0 && !ring_has_come(self);
+    return self->kind.num_bytes > MOST_BY_ONE && PySet_GET_SIZE(self->announced) == 0 && !ring_has_come(self);
 }
 
 int ring_await(Ring *self)
@@ -449,7 +524,7 @@ int ring_put_objects(Ring *self, int64_t tag, Py_ssize_t count, PyObject *pickle
         return -1;
     write_message(self, &header, PyBytes_AS_STRING(pickle), *number);
     int woken = ring_wake(self);
-    return woken > 0 && waits && !is_taken(self, *number) ? 2 : woken;
+    return woken > 0 && waits && !ring_is_taken_soon(self, *number) ? 2 : woken;
 }
 
 int ring_look(Ring *self, PyObject *rank, Header *header)
@@ -468,20 +543,10 @@ int ring_look(Ring *self, PyObject *rank, Header *header)
     return 1;
 }
 
-static int receive_message(Ring *self, char *data)
+int ring_receive(Ring *self, char *data)
 {
     int come = ring_await(self), taken = come <= 0 ? come : ring_take(self, data);
     return taken <= 0 ? taken : ring_wake(self);
-}
-
-bool ring_waits(const Ring *self) { return !self->receives && self->rest != Py_None; }
-
-int ring_move(Ring *self, char *data, uint64_t *number)
-{
-    if (self->receives)
-        return receive_message(self, data);
-    int sent = send_message(self, data, number);
-    return sent > 0 && *number && !is_taken(self, *number) ? 2 : sent;
 }
 
 int ring_rest(Ring *self, PyObject *data, uint64_t number, PyObject *prefix)
@@ -500,7 +565,9 @@ static PyObject *ring_call(PyObject *object, PyObject *const *args, size_t nargs
         return NULL;
     }
     uint64_t number;
-    int moved = (array->flags & CARRAY) == CARRAY && !ring_waits(self) ? ring_move(self, array->data, &number) : 0;
+    int moved = (array->flags & CARRAY) != CARRAY || ring_waits(self) ? 0
+                : self->receives                                      ? ring_receive(self, array->data)
+                                                                      : ring_send(self, array, false, &number);
     return moved < 0 ? NULL : PyBool_FromLong(moved);
 }
 

@@ -378,27 +378,49 @@ static int finish_announced(Calls *calls, Handle *self)
     return call_back(self);
 }
 
-/* Wait for a moment until an announced message is taken; take those that come, whose senders may wait as well. */
+/* Look whether a message is taken, or take one that has come, whose sender may wait as well. Returns 1 if it is taken, 0 if
+   not by this time, -1 with an error set, else 2. */
+static int look_for_taken(Calls *calls, Ring *ring, uint64_t number, int64_t until)
+{
+    if (ring_is_taken(ring, number))
+        return 1;
+    if (has_arrival(calls)) {
+        int status = take_first(calls);
+        return status > 0 ? 2 : status;
+    }
+    if (now_ns() > until)
+        return 0;
+    Py_BEGIN_ALLOW_THREADS
+    sched_yield();
+    Py_END_ALLOW_THREADS
+    return 2;
+}
+
+static int64_t end_of_wait(const Ring *ring) { return now_ns() + for_bytes(TAKEN_NS, ring->kind.num_bytes); }
+
+/* Wait for a moment until an announced message is taken. */
 static int await_taken(Calls *calls, Handle *self)
 {
     Ring *ring = (Ring *)Py_NewRef(self->run);
-    int status = 1;
+    int status = 2;
     ring_is_awaited(ring, calls->num_messages);
-    int64_t until = now_ns() + for_bytes(TAKEN_NS, ring->kind.num_bytes);
-    while (status > 0 && self->run != NULL && !self->is_done) {
-        if (ring_is_taken(ring, self->word)) {
-            status = finish_announced(calls, self);
-        } else if (has_arrival(calls)) {
-            status = take_first(calls);
-        } else if (now_ns() > until) {
-            status = 0;
-        } else {
-            Py_BEGIN_ALLOW_THREADS
-            sched_yield();
-            Py_END_ALLOW_THREADS
-        }
-    }
+    const int64_t until = end_of_wait(ring);
+    while (status > 1 && self->run != NULL && !self->is_done)
+        status = look_for_taken(calls, ring, self->word, until);
+    if (status == 1 && self->run != NULL && !self->is_done)
+        status = finish_announced(calls, self);
     Py_DECREF(ring);
+    return status;
+}
+
+int await_sent(Calls *calls, Ring *ring, uint64_t number)
+{
+    const int64_t until = end_of_wait(ring);
+    int status = 2;
+    calls->num_waits++;
+    while (status > 1)
+        status = look_for_taken(calls, ring, number, until);
+    calls->num_waits--;
     return status;
 }
 
@@ -407,6 +429,7 @@ static int carry(Handle *self)
 {
     Calls *calls = (Calls *)Py_NewRef(self->calls);
     int status = 1;
+    calls->num_waits++;
     while (status > 0 && !self->is_done && self->run != NULL) {
         status = Py_TYPE(self->run) == step_type   ? carry_some(calls, self)
                  : Py_TYPE(self) == announced_type ? await_taken(calls, self)
@@ -418,6 +441,7 @@ static int carry(Handle *self)
         ring_ended(calls->timed);
         Py_CLEAR(calls->timed);
     }
+    calls->num_waits--;
     Py_DECREF(calls);
     return status;
 }

@@ -258,7 +258,8 @@ class _IsQuiet(WithoutBell):
         first, num_messages = receives.first(), receives.num_messages()
         if first is not None or num_messages != self._num_messages:
             self._num_messages, self._seen_ns = num_messages, now_ns
-        if first is not None and (first.created < now_ns - _NEW_NS or receives.is_closed):
+        is_late = first is not None and first.created < now_ns - _NEW_NS and not receives.is_awaited()
+        if is_late or (first is not None and receives.is_closed):
             receives.post_late()
         return receives.is_closed or now_ns - self._seen_ns > _QUIET_NS
 
@@ -283,7 +284,8 @@ class DeferredReceives(Unposted):
     waited for soon.
 
     `take` receives the message of a work, if it comes within moments, and returns whether it has; `post` posts its
-    receive; `num_messages` counts those that this rank has sent or received in the group.
+    receive; `num_messages` counts those that this rank has sent or received in the group; `is_awaited` says whether a
+    thread takes them in the core while it waits.
     """
 
     MOST, LONG_BYTES = 64, 64 << 10
@@ -293,9 +295,10 @@ class DeferredReceives(Unposted):
         take: Callable[[Deferred], bool],
         post: Callable[[Deferred], None],
         num_messages: Callable[[], int],
+        is_awaited: Callable[[], bool],
         progress: Progress,
     ) -> None:
-        self._take, self._post, self.num_messages = take, post, num_messages
+        self._take, self._post, self.num_messages, self.is_awaited = take, post, num_messages, is_awaited
         self._queue = JobQueue(progress)
         self._is_watched = False
         self.posted_late_ns = clock()  # when the progress thread has posted receives, at last

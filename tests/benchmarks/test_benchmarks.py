@@ -42,6 +42,7 @@ COLLECTIVES = [
     "send_object",
     "exchange",
     "sendrecv",
+    "irecv_and_send",
     "barrier",
 ]
 # The MPI libraries come with an environment of their own, which is made when it is needed.
@@ -577,6 +578,7 @@ def test_what_every_rank_must_take(sidebyside):
         "send_object": [1, 2, 3, 4],
         "exchange": [1, 2, 3, 4],
         "sendrecv": [1, 2, 3, 4],
+        "irecv_and_send": [1, 2, 3, 4],
     }
 
 

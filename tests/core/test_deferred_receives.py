@@ -21,12 +21,14 @@ def clock():
 
 @pytest.fixture
 def messages():
-    return SimpleNamespace(number=0, posted=[])
+    return SimpleNamespace(number=0, posted=[], is_awaited=False)
 
 
 @pytest.fixture
 def receives(clock, messages):
-    return DeferredReceives(mock.Mock(), messages.posted.append, lambda: messages.number, mock.Mock())
+    return DeferredReceives(
+        mock.Mock(), messages.posted.append, lambda: messages.number, lambda: messages.is_awaited, mock.Mock()
+    )
 
 
 def test_a_message_that_is_being_taken_is_no_quiet(clock, messages, receives):
@@ -53,3 +55,15 @@ def test_looks_are_rare_while_all_receives_are_waited_for_in_time(clock, message
     quiet.ready()
     assert messages.posted == [late]
     assert quiet.poll_interval_s() == NAP_S
+
+
+def test_what_a_thread_takes_while_it_waits_is_not_posted_before_that_ends(clock, messages, receives):
+    late = SimpleNamespace(record=SimpleNamespace(created=clock.ns), queue=None)
+    receives.works.append(late)
+    clock.ns += MS
+    messages.is_awaited = True
+    assert not _IsQuiet(receives).ready()
+    assert messages.posted == []
+    messages.is_awaited = False
+    assert not _IsQuiet(receives).ready()
+    assert messages.posted == [late]

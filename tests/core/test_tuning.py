@@ -85,6 +85,9 @@ def test_serious_ways_are_tried_again_the_later_the_longer_the_choice_is_right()
     assert trials.ways[trials.chosen] == "guess", "until another one is faster"
     assert set(ways_tried(trials, times)) == {"guess", "other"}
     assert trials.next == "guess"
+    confirmed, first = first, num_calls_until_tried_again(trials)
+    assert confirmed < first / 5, "what was chosen in the first trials is confirmed soon"
+    assert set(ways_tried(trials, times)) == {"guess", "other"}
     second = num_calls_until_tried_again(trials)
     assert second == 2 * first
     ways_tried(trials, {"guess": [100], "other": [60]})

@@ -3,8 +3,8 @@
 A message of up to the eager limit is copied into the channel's ring, and its send is done. A longer one goes through
 the ring in pieces, and is done when it is received; an `isend` by the core, when it is in the ring, if that has room
 for all of it. A still longer one is only announced in the ring: both sides copy it between the arrays, if the receiver
-can read the sender's memory (`READS`). If a rank that sends by `isend` receives as well, the core announces messages
-of up to `LONGEST_ANNOUNCED`, and their receivers copy them alone.
+can read the sender's memory (`READS`). The core also announces messages of up to `LONGEST_ANNOUNCED` that their
+receivers copy alone: those of a rank that receives as well, and others where that is faster than the ring.
 """
 
 from __future__ import annotations
@@ -101,8 +101,6 @@ class P2P:
             return None
         if buffers and core.module is not None and isinstance(sender, ShmSender):
             kind = kind._replace(is_eager=True, may_be_announced=not kind.is_eager)
-        elif kind.num_bytes > LONGEST_WHOLE:
-            return None
         return sender.fast_path(kind)
 
     def fast_recv(self, src: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:

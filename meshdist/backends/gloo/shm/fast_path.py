@@ -1,6 +1,6 @@
 """The fast path of small messages over shared memory; see `backends.p2p.eager_messages`.
 
-The core also carries longer messages, which their senders wait for, if they have room in the ring as a whole.
+The core also carries longer messages, which their senders wait for: through the ring, or announced.
 
 A request is used instead if the ring is full, earlier sends wait, a receive is posted, a message is unexpected, or the
 peer has left.
@@ -88,7 +88,9 @@ def shm_fast_send(sender: RingWriter, kind: MessageKind) -> FastPath | None:
         nothing: tuple[str, ...] = ()
         rest = None if kind.is_eager else partial(sender.finish, kind)
         follow = partial(sender.follow, kind) if kind.may_be_announced else None
-        return _compiled(False, channel, kind, lock.locked, (waiting,), nothing, sender, nothing, rest, follow)
+        # A peer may take what is sent only once this rank has received, for which a request is needed.
+        queues = (waiting,) if kind.is_eager else (waiting, sender.queue.containers[0], sender.queue.arriving)
+        return _compiled(False, channel, kind, lock.locked, queues, nothing, sender, nothing, rest, follow)
 
     def send(array: Array) -> bool:
         with lock:

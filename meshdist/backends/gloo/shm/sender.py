@@ -39,9 +39,9 @@ from meshdist.runtime.departure import Departure, LeftOut
 from meshdist.runtime.waiting import Doorbell, Waitable
 
 # The longest message that goes through the ring although the receiver could read the sender's memory: both sides copy
-# at the same time, and the ring stays in the cache. Longer ones are copied by both sides between the arrays, which took
-# two thirds to nine tenths of the time from 8 MiB on, between 2 ranks on 2 cores. In an exchange both sides are busy
-# with what they receive, so that what does not fit into the ring would wait there.
+# at the same time, and the ring stays in the cache. (The core tries both.) Longer ones are copied by both sides
+# between the arrays, which took two thirds to nine tenths of the time from 8 MiB on, between 2 ranks on 2 cores. In
+# an exchange both sides are busy with what they receive, so that what does not fit into the ring would wait there.
 RING_MESSAGE_BYTES, EXCHANGED_RING_MESSAGE_BYTES = 4 << 20, 2 << 20
 
 
@@ -61,6 +61,7 @@ class ShmSender:
         self.waiting: deque[ShmSendRequest] = deque()
         self.queue = queue
         self.numbered = 0
+        self._begun: dict[int, LongSendRequest] = {}  # by the core, which no one waits for yet
         self._has_left = False
         self.memory = Memory(self.peer.card.pid, self.peer.description)
         publish_channel(backend.options, backend.rank, dst, segment.place)
@@ -83,16 +84,26 @@ class ShmSender:
     def fast_path(self, kind: MessageKind) -> FastPath | None:
         return shm_fast_send(self, kind)
 
+    def write_on(self, array: Array, number: int, written: int, dtype_name: bytes, tag: int) -> None:
+        """Go on with a message that the core has begun to write; it has locked the channel."""
+        header = Header(RTS, tag, array.nbytes, dtype_name, address_of(array), number)
+        request = self._begun[number] = LongSendRequest(self, array, header, written)
+        self.waiting.append(request)
+        self.queue.pending.add(self)
+
     def finish(self, kind: MessageKind, data: Array | bytes, number: int, error_prefix: str) -> None:
-        """Wait until a message is received that the core has written: an array, or a pickle."""
-        array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
-        header = Header(RTS, kind.tag, array.nbytes, kind.dtype_name, address_of(array), number)
-        self._backend.wait(LongSendRequest(self, array, header, is_written=True), error_prefix)
+        """Wait until a message is received that the core has written or announced: an array, or a pickle."""
+        request = self._begun.pop(number, None)
+        if request is None:
+            array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
+            header = Header(RTS, kind.tag, array.nbytes, kind.dtype_name, address_of(array), number)
+            request = LongSendRequest(self, array, header, array.nbytes)
+        self._backend.wait(request, error_prefix)
 
     def follow(self, kind: MessageKind, array: Array, number: int) -> LongSendRequest:
         """Return the request of a message that the core has announced, to be copied between the arrays."""
         header = Header(RTS_CMA, kind.tag, kind.num_bytes, kind.dtype_name, address_of(array), number)
-        return LongSendRequest(self, array, header, is_written=True)
+        return LongSendRequest(self, array, header, array.nbytes)
 
     def check(self) -> None:
         if self.channel.words[MODE] == UNKNOWN:
@@ -205,12 +216,15 @@ class ShmSendRequest(SendRequest):
 
 
 class LongSendRequest(ShmSendRequest):
-    """A message that is done once it is received: through the ring, or copied by both sides between the arrays."""
+    """A message that is done once it is received: through the ring, or copied by both sides between the arrays.
 
-    def __init__(self, sender: ShmSender, array: Array, header: Header, *, is_written: bool = False) -> None:
+    The core has announced it already if it says how much of it is `written`.
+    """
+
+    def __init__(self, sender: ShmSender, array: Array, header: Header, written: int | None = None) -> None:
         super().__init__(sender, array, header)
-        self._is_announced = self._is_written = is_written
-        self._written = 0
+        self._is_announced = written is not None
+        self._written = written or 0
         self._split: SplitWrite | None = None
         if header.kind == RTS_CMA:
             self._begin_split()
@@ -218,20 +232,17 @@ class LongSendRequest(ShmSendRequest):
     def write(self, channel: Channel) -> bool:
         if not self._is_announced and not self._announce(channel):
             return False
-        if self.header.kind == RTS:
-            if channel.words[TAKEN] < self.header.number:
-                # A peer that sends as well does not make room meanwhile: read its message first.
-                polls = not self.sender.queue.awaits_messages
-                self._written = channel.fill(self.data, self._written, polls=polls)
-                self._is_written = self._written == self.data.size
-                if self._is_written:
-                    channel.mark_written(self.header.number)
-            else:
-                channel.cut(self.header.number)
-                self._is_written = True
-        else:
-            self._is_written = True
-        return self._is_written
+        number, size = self.header.number, self.data.size
+        if self.header.kind == RTS_CMA:
+            return True
+        if channel.words[TAKEN] >= number:
+            channel.cut(number)
+            return True
+        # A peer that sends as well does not make room meanwhile: read its message first.
+        self._written = channel.fill(self.data, self._written, polls=not self.sender.queue.awaits_messages)
+        if self._written == size:
+            channel.mark_written(number)
+        return self._written == size
 
     def ready(self) -> bool:
         self.sender.queue.progress_sends()

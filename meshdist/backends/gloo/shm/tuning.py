@@ -45,11 +45,12 @@ _ENOUGH_NS = 2_000_000
 # run at whose end other processes wait for one. If there are more of them, they count, and the choice is not
 # remembered: it is that of a busy machine.
 _REPEATS = 2
-# After so many calls, the ways that were at most so many times as slow as the fastest are tried again, and the default
-# in any case; if the choice stays, after twice as many the next time. A choice other than the default is compared with
-# it once before: all trials of short calls fit into a few milliseconds in which one processor had something else to do;
-# and what earlier jobs have chosen, sooner: their arrays may have had other pages, or the caches more users (broadcasts
-# of 4 MiB took three times as long in chunks, which had been chosen, as in the default way).
+# After so many calls, the ways that were at most so many times as slow as the fastest are tried again, and the
+# default in any case; if the choice stays, after twice as many the next time. Once before, the default is held
+# against the others, and another choice against the default: all trials of short calls fit into a few milliseconds in
+# which one processor had something else to do. Of choices that earlier jobs have made, the default needs that no
+# more, and another one sooner: their arrays may have had other pages, or the caches more users (broadcasts of 4 MiB
+# took three times as long in chunks, which had been chosen, as in the default way).
 _LEAST_CALLS, _MOST_CALLS = 1000, 64_000
 _CALLS_TO_CONFIRM, _CALLS_TO_CONFIRM_REMEMBERED = 100, 10
 _SERIOUS = 2.0
@@ -198,9 +199,11 @@ class Trials:
         if way == self.chosen:
             self._interval = min(max(_LEAST_CALLS, 2 * self._interval), _MOST_CALLS)
         else:
-            is_remembered = not self._times
-            confirm = _CALLS_TO_CONFIRM_REMEMBERED if is_remembered else _CALLS_TO_CONFIRM
-            self._interval = _LEAST_CALLS if way == 0 else confirm
+            is_remembered, is_new = not self._times, self.chosen is None
+            if way == 0 and (is_remembered or not is_new):
+                self._interval = _LEAST_CALLS
+            else:
+                self._interval = _CALLS_TO_CONFIRM_REMEMBERED if is_remembered else _CALLS_TO_CONFIRM
         self.chosen, self.goes_on = way, False
         self._hold(self._interval if self._measures else _FOR_EVER)
 
@@ -222,7 +225,7 @@ class Trials:
         times = self.shortest_ns
         most = min((time for time in times if time is not None), default=0) * _SERIOUS
         others = [way for way, time in enumerate(times) if time is None or time <= most]
-        if self._interval < _LEAST_CALLS:
+        if self._interval < _LEAST_CALLS and self.chosen:
             others = []  # the chosen way is held against the default alone
         self._left = list(dict.fromkeys((self.chosen, 0, *others)))
         self._tried, self._rounds, self._most_rounds = self._left.copy(), 1, _LEAST_ROUNDS
