@@ -153,10 +153,12 @@ class Elements(str):
     is_elementwise: bool
 
     def __new__(cls, arrays: list[Array], begin: str = "", *, is_elementwise: bool = False) -> Elements:
-        dtype = str(arrays[0].dtype)
+        dtype = _in_words(arrays[0].dtype)
         word = super().__new__(cls, f"{begin}{dtype}[{', '.join(str(array.size) for array in arrays)}]")
-        word.with_shapes = _with_shapes(begin, dtype, [array.shape for array in arrays])
-        word.shaped = _with_shapes(begin, dtype, [array.shape if array.size > 1 else (array.size,) for array in arrays])
+        word.with_shapes = word.shaped = _with_shapes(begin, dtype, [array.shape for array in arrays])
+        if any(array.size <= 1 for array in arrays):
+            shapes = [array.shape if array.size > 1 else (array.size,) for array in arrays]
+            word.shaped = _with_shapes(begin, dtype, shapes)
         word.is_elementwise = is_elementwise
         return word
 
@@ -164,6 +166,11 @@ class Elements(str):
         """Return the word that must be equal on all ranks."""
         is_shaped = rule is ShapeRule.EQUAL_SHAPE or (self.is_elementwise and rule is ShapeRule.BY_COLLECTIVE)
         return self.shaped if is_shaped else str(self)
+
+
+@lru_cache(maxsize=1024)  # NumPy makes the words anew each time, in some microseconds
+def _in_words(dtype: Any) -> str:
+    return str(dtype)
 
 
 def _with_shapes(begin: str, dtype: str, shapes: list[tuple[int, ...]]) -> str:

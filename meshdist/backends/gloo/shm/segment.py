@@ -21,6 +21,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any, TypeAlias
 
 from meshdist.errors import DistBackendError
@@ -156,21 +157,25 @@ def map_until_unused(fd: int, begin: int, num_bytes: int) -> Any:
 def _map(fd: int, begin: int, num_bytes: int, at: int | None, flags: int) -> int:
     if sys.platform == "win32":
         raise AssertionError("`check_processes` comes before")
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-    address: int = libc.mmap(at, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | flags, fd, begin)
+    address: int = _libc().mmap(at, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | flags, fd, begin)
     if address == _MAP_FAILED:
         raise _no_memory(num_bytes, ctypes.get_errno())
     return address
 
 
+@cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    return libc
+
+
 def populate(memory: Any, begin: int, num_bytes: int) -> int:
     if sys.platform != "linux":
         return errno.EINVAL
-    libc = ctypes.CDLL(None, use_errno=True)
     address = ctypes.c_void_p(ctypes.addressof(memory) + begin)
-    return ctypes.get_errno() if libc.madvise(address, ctypes.c_size_t(num_bytes), _MADV_POPULATE_WRITE) else 0
+    return ctypes.get_errno() if _libc().madvise(address, ctypes.c_size_t(num_bytes), _MADV_POPULATE_WRITE) else 0
 
 
 def _no_memory(num_bytes: int, problem: int) -> DistBackendError:

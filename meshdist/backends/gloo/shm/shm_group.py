@@ -166,9 +166,13 @@ class ShmGroup:
         return 2 * self.backend.size * num_bytes > cache_bytes() > 0
 
     def reserve(self, num_bytes: int, slots: Slots | None = None) -> None:
-        """Reserve so many bytes in each of this rank's slots, or of other `slots` of its."""
+        """Reserve so many bytes in each of this rank's slots, or of other `slots` of its.
+
+        More than needed is reserved, since calls may grow a little each time.
+        """
         slots = slots or self.region.slots
         if num_bytes > self._reserved.get(slots, 0):
+            num_bytes = min(slots.slot_bytes, 1 << (num_bytes - 1).bit_length())
             self.region.reserve_slots(slots, self.backend.rank, num_bytes)
             self._reserved[slots] = num_bytes
 
