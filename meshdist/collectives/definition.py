@@ -7,7 +7,7 @@ form, the default algorithm, and the checks, which run once per plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
@@ -71,6 +71,7 @@ class GroupFunction(_Calling, Generic[P, R]):
         update_wrapper(self, function)
         self.definition = function
         self.name = function.__name__
+        self.tag_place = _tag_place(_parameters(function))
 
     @staticmethod
     def flat(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,8 +99,7 @@ class GroupFunction(_Calling, Generic[P, R]):
 
 def _bind(function: Callable[..., R], owner: HasGroup, absent_root: int | None) -> Callable[..., R]:
     call = _with_group(function, owner.collective_group)
-    code = function.__code__
-    names = [name for name in code.co_varnames[: code.co_argcount] if name != "group"]
+    names = [name for name in _parameters(function) if name != "group"]
     roots = [name for name in _ROOTS if name in names]
     if not roots:
         return known_to_core(call)
@@ -119,7 +119,17 @@ def _bind(function: Callable[..., R], owner: HasGroup, absent_root: int | None) 
                 raise wrong_arguments
             raise
 
-    return known_to_core(update_wrapper(rooted, function))
+    return known_to_core(update_wrapper(rooted, function), _tag_place(names))
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    code = function.__code__
+    return code.co_varnames[: code.co_argcount]
+
+
+def _tag_place(names: Sequence[str]) -> int:
+    # Where the tag of a message may be passed without its name; -1 if there is none.
+    return names.index("tag") if "tag" in names else -1
 
 
 class BoundFunction(_Calling):
@@ -131,11 +141,15 @@ class BoundFunction(_Calling):
             return super().__new__(cls, function, is_bound=True)
 
 
-def known_to_core(method: Callable[..., R]) -> Callable[..., R]:
-    """Return a function bound to a group whose calls the core makes again, if they were made before."""
+def known_to_core(method: Callable[..., R], tag_place: int = -1) -> Callable[..., R]:
+    """Return a function bound to a group whose calls the core makes again, if they were made before.
+
+    Messages that differ in the tag alone are alike; it may be passed at `tag_place`.
+    """
     if core.module is None:
         return _explained(method)
     bound: Any = BoundFunction(method)
+    bound.tag_place = tag_place
     return cast("Callable[..., R]", update_wrapper(bound, method))
 
 

@@ -13,6 +13,7 @@ LINES_BYTES: int
 
 class Function:
     func: Callable[..., Any]
+    tag_place: int
     def __init__(self, func: Callable[..., Any], *, is_bound: bool = False) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
@@ -176,7 +177,6 @@ class Stream:
     def drain(self, target: Any, there: int, polls: bool) -> int: ...
 
 class Ring:
-    follow: Any
     def __init__(
         self,
         receives: bool,
@@ -191,13 +191,15 @@ class Ring:
         owner: Any,
         nones: tuple[str, ...],
         wake: Callable[[], object],
-        rest: Callable[[Any, int, str], None] | None,
         announced: set[Any],
-        follow: Callable[[Any, int], Any] | None,
         pid: int,
+        eager_bytes: int,
+        most_bytes: int,
+        is_async: bool,
         shares_cores: bool,
     ) -> None: ...
     def __call__(self, array: Any) -> bool: ...
+    def follow(self, array: Any, number: int) -> Any: ...
 
 class Inbox:
     senders: list[int]

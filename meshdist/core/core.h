@@ -330,7 +330,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
-    bool receives, shares_cores;
+    bool receives, is_async, shares_cores;
     Py_buffer memory; /* of the channel */
     Word *words;
     Pipe pipe;
@@ -340,10 +340,10 @@ typedef struct {
     uint64_t tail;                                         /* as it was when there was no room last */
     PyObject *locked, *queues, *keys, *owner, *nones; /* what `is_free` looks at */
     PyObject *wake;
-    PyObject *rest; /* None if the sender does not wait */
+    Py_ssize_t eager_bytes, most_bytes; /* above the first, a sender waits, unless it is async; the longest message */
     /* Of messages that their receiver copies from the sender's array: the announced sends of this rank; where the
-       receiver says whether it can; its process; and, of an isend, what goes on with the wait, or None. */
-    PyObject *announced, *follow;
+       receiver says whether it can; and its process. */
+    PyObject *announced;
     Py_ssize_t mode;
     long pid;
     int spins, fewest_spins;
@@ -354,9 +354,10 @@ typedef struct {
         int64_t began_ns;   /* of the message that is timed, or 0 */
         int64_t best_ns[2]; /* through the ring, and announced */
     } trial;
-    /* Of announced sends before which no receive was deferred: how many messages the group had begun then, and how many
-       sends are not announced now, as this rank did nothing but wait for the last one. */
-    unsigned long long messages_then;
+    /* Of announced sends before which no receive was deferred: how many messages the group had begun then, and when this
+       rank last did nothing but wait for one; and how many are not announced now, as that is what it does. */
+    unsigned long long messages_then, last_alone;
+    bool is_lone;
     int num_lone;
     int num_in_vain; /* how many messages do not wait for room now */
 } Ring;
@@ -371,6 +372,9 @@ bool ring_is_taken_soon(Ring *ring, uint64_t number);
 int ring_rest(Ring *ring, PyObject *data, uint64_t number, PyObject *prefix);
 /* Whether senders wait until a message is taken. */
 bool ring_waits(const Ring *ring);
+/* A new ring for messages to, or from, the same rank that have another tag and size; NULL if they are too long, or with an
+   error set. */
+PyObject *ring_like(const Ring *ring, int64_t tag, Py_ssize_t num_bytes);
 /* Whether the next send is to be announced, as this rank receives as well, for which it may wait for room in the ring;
    announce it, and return 1, or as above; and note that what began with it has ended. */
 bool ring_announces(Ring *ring);
@@ -458,7 +462,7 @@ PyObject *objects_facts(PyObject *facts, Py_ssize_t number, Py_ssize_t num_bytes
 extern PyMethodDef object_functions[];
 
 /* Places in the facts of a message; as in `flight_recorder`. */
-enum { DTYPE = 3, SHAPE = 4 };
+enum { DTYPE = 3, SHAPE = 4, TAG = 6 };
 
 /* ---- known_calls.c: from the user's call to its plan */
 /* A lock that is only tried; the GIL guards it. */

@@ -50,7 +50,7 @@ typedef struct {
     PyObject *kind; /* of an async call, whose result is a new work: its Plan or PersistentRequest; else NULL */
     PyObject *go_on; /* goes on with a step whose table was not the agreed one; else NULL */
     long source;    /* of a message to receive */
-    int send, recv, returned; /* arguments; -1 for none */
+    int send, recv, tag, returned; /* arguments; -1 for none */
     bool apart;               /* inputs may not share memory with outputs */
     int num_users; /* besides the Function */
     int num_args;
@@ -62,6 +62,7 @@ typedef struct Function {
     vectorcallfunc call;
     PyObject *func;
     char is_bound;  /* to a group */
+    int tag_place;  /* the argument that is the tag of a message, unless it is named; -1 if there is none */
     int next, last; /* the memo that is replaced next, and the one that was found last */
     Memo *memos[MOST_MEMOS];
     struct Function *before, *after;
@@ -369,6 +370,26 @@ static int place_of_object(int num_args, PyObject *kwnames)
     return 0;
 }
 
+/* Where a call has the tag of its message; -1 if it has none. */
+static int place_of_tag(const Function *self, int num_args, PyObject *kwnames)
+{
+    int num_names = kwnames == NULL ? 0 : (int)PyTuple_GET_SIZE(kwnames), num_places = num_args - num_names;
+    for (int i = 0; i < num_names; i++) {
+        if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, i), "tag") == 0)
+            return num_places + i;
+    }
+    return self->tag_place < num_places ? self->tag_place : -1;
+}
+
+static void keep_memo(Function *self, Memo *memo)
+{
+    Memo *old = self->memos[self->next];
+    self->memos[self->next] = memo;
+    self->next = (self->next + 1) % MOST_MEMOS;
+    if (old != NULL)
+        memo_free(old);
+}
+
 /* Keep a call that has returned, if a later one like it can be told by its arguments. */
 static void learn(Function *self, Active *told, PyObject *const *args, int num_args, PyObject *kwnames, PyObject *result)
 {
@@ -379,8 +400,10 @@ static void learn(Function *self, Active *told, PyObject *const *args, int num_a
     Memo *memo = num_args > MOST_ARGS ? NULL : PyMem_Calloc(1, sizeof *memo);
     if (memo == NULL)
         return;
-    memo->send = memo->recv = memo->returned = -1;
+    memo->send = memo->recv = memo->tag = memo->returned = -1;
     memo->num_args = num_args;
+    if (is_message)
+        memo->tag = place_of_tag(self, num_args, kwnames);
     /* The arrays of messages may have strides. */
     const int in = is_message || is_exchange ? 0 : C_CONTIGUOUS, out = is_message || is_exchange ? WRITEABLE : CARRAY;
     bool is_known = true;
@@ -419,11 +442,7 @@ static void learn(Function *self, Active *told, PyObject *const *args, int num_a
         memo_free(memo);
         return;
     }
-    Memo *old = self->memos[self->next];
-    self->memos[self->next] = memo;
-    self->next = (self->next + 1) % MOST_MEMOS;
-    if (old != NULL)
-        memo_free(old);
+    keep_memo(self, memo);
 }
 
 static bool same_names(PyObject *names, PyObject *others)
@@ -457,6 +476,12 @@ static bool are_equal(PyObject *words, PyObject *others)
     return words == others || PyUnicode_Compare(words, others) == 0;
 }
 
+static bool is_current(const Function *self, const Memo *memo, PyObject *slot)
+{
+    bool is = self->is_bound || (memo->world == num_worlds && memo->slot == slot);
+    return is && memo->calls->is_open && are_equal(memo->words, memo->calls->words);
+}
+
 static Memo *find(Function *self, PyObject *const *args, int num_args, PyObject *kwnames)
 {
     PyObject *slot = self->is_bound ? NULL : current_slot();
@@ -469,13 +494,98 @@ static Memo *find(Function *self, PyObject *const *args, int num_args, PyObject 
         int arg = 0;
         while (arg < num_args && matches(&memo->args[arg], args[arg]))
             arg++;
-        if (arg < num_args)
-            continue;
-        bool is_current = self->is_bound || (memo->world == num_worlds && memo->slot == slot);
-        if (is_current && memo->calls->is_open && are_equal(memo->words, memo->calls->words)) {
+        if (arg == num_args && is_current(self, memo, slot)) {
             self->last = place;
             return memo;
         }
+    }
+    return NULL;
+}
+
+/* Whether an argument of a message is another tag, or an array of another shape, than in a call that is kept. */
+static bool is_like(const Memo *memo, int place, PyObject *object)
+{
+    const Arg *arg = &memo->args[place];
+    if (place == memo->tag) {
+        int overflow = 0;
+        return PyLong_CheckExact(object) && PyLong_AsLongLongAndOverflow(object, &overflow) >= 0 && overflow == 0;
+    }
+    if (place != memo->send && place != memo->recv)
+        return arg->kind == IDENTICAL && matches(arg, object);
+    return arg->kind == ARRAY && is_array(object) && ((Array *)object)->dtype == arg->value
+           && (((Array *)object)->flags & arg->flags) == arg->flags;
+}
+
+/* The facts of a message like another one; a new reference. */
+static PyObject *facts_like(PyObject *facts, const Array *array, PyObject *tag)
+{
+    Py_ssize_t size = PyTuple_GET_SIZE(facts);
+    PyObject *like = PyTuple_New(size), *shape = PyTuple_New(array->num_dims);
+    for (int i = 0; shape != NULL && i < array->num_dims; i++)
+        PyTuple_SET_ITEM(shape, i, PyLong_FromSsize_t(array->shape[i]));
+    for (Py_ssize_t i = 0; like != NULL && shape != NULL && i < size; i++) {
+        PyObject *fact = i == SHAPE ? shape : i == TAG && tag != NULL ? tag : PyTuple_GET_ITEM(facts, i);
+        PyTuple_SET_ITEM(like, i, Py_NewRef(fact));
+    }
+    Py_XDECREF(shape);
+    if (PyErr_Occurred())
+        Py_CLEAR(like);
+    return like;
+}
+
+/* Keep a message as one like that which is kept, but with another tag, or of another size: the program may count with the
+   tags, or send as much as there is. Returns NULL if that cannot be. */
+static Memo *keep_like(Function *self, const Memo *other, PyObject *const *args)
+{
+    int place = other->send >= 0 ? other->send : other->recv;
+    Memo *memo = PyMem_Calloc(1, sizeof *memo);
+    if (memo == NULL)
+        return NULL;
+    memo->num_args = other->num_args, memo->send = other->send, memo->recv = other->recv, memo->tag = other->tag;
+    memo->returned = other->returned, memo->apart = other->apart, memo->source = other->source;
+    memo->world = other->world, memo->slot = Py_XNewRef(other->slot);
+    memo->calls = (Calls *)Py_NewRef(other->calls), memo->prefix = Py_NewRef(other->prefix);
+    memo->kwnames = Py_XNewRef(other->kwnames), memo->result = Py_NewRef(other->result);
+    memo->words = Py_NewRef(other->words);
+    for (int i = 0; i < memo->num_args; i++) {
+        Arg *arg = &memo->args[i];
+        if (i == place && !learn_array(arg, args[i], other->args[i].flags))
+            goto failed;
+        if (i != place)
+            arg->kind = IDENTICAL, arg->value = Py_NewRef(args[i]);
+    }
+    PyObject *tag = memo->tag < 0 ? NULL : args[memo->tag];
+    int64_t number = tag == NULL ? ((Ring *)other->run)->kind.tag : PyLong_AsLongLong(tag);
+    memo->run = ring_like((Ring *)other->run, number, memo->args[place].num_bytes);
+    memo->facts = memo->run == NULL ? NULL : facts_like(other->facts, (Array *)args[place], tag);
+    if (memo->facts != NULL && other->kind != NULL)
+        memo->kind = PyObject_CallMethod(other->kind, "like", "OO", memo->facts, memo->run);
+    if (memo->facts == NULL || (memo->kind == NULL) != (other->kind == NULL))
+        goto failed;
+    keep_memo(self, memo);
+    return memo;
+failed:
+    PyErr_Clear();
+    memo_free(memo);
+    return NULL;
+}
+
+/* A message of a new tag or size is known by one that is like it. */
+static Memo *find_like(Function *self, PyObject *const *args, int num_args, PyObject *kwnames)
+{
+    PyObject *slot = self->is_bound ? NULL : current_slot();
+    Py_XDECREF(slot);
+    for (int i = 0; i < MOST_MEMOS; i++) {
+        Memo *memo = self->memos[(self->last + i) % MOST_MEMOS];
+        if (memo == NULL || Py_TYPE(memo->run) != ring_type || memo->num_args != num_args
+            || !same_names(memo->kwnames, kwnames) || !PyTuple_CheckExact(memo->facts)
+            || (memo->send >= 0) == (memo->recv >= 0) || !is_current(self, memo, slot))
+            continue;
+        int arg = 0;
+        while (arg < num_args && is_like(memo, arg, args[arg]))
+            arg++;
+        if (arg == num_args)
+            return keep_like(self, memo, args);
     }
     return NULL;
 }
@@ -901,6 +1011,8 @@ static PyObject *function_call(PyObject *object, PyObject *const *args, size_t n
     Function *self = (Function *)object;
     int num_args = (int)PyVectorcall_NARGS(nargsf) + (kwnames == NULL ? 0 : (int)PyTuple_GET_SIZE(kwnames));
     Memo *memo = find(self, args, num_args, kwnames);
+    if (memo == NULL)
+        memo = find_like(self, args, num_args, kwnames);
     if (memo != NULL && comes_next(memo)) {
         PyObject *result = run_memo(self, memo, args);
         if (result == NULL && PyErr_Occurred())
@@ -947,7 +1059,7 @@ static PyObject *function_new(PyTypeObject *type, PyObject *args, PyObject *keyw
         type->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
     self->call = function_call;
     self->func = Py_NewRef(func);
-    self->is_bound = (char)is_bound;
+    self->is_bound = (char)is_bound, self->tag_place = -1;
     self->after = functions;
     if (functions != NULL)
         functions->before = self;
@@ -999,6 +1111,7 @@ static void function_dealloc(Function *self)
 }
 
 static PyMemberDef function_members[] = {
+    {"tag_place", T_INT, offsetof(Function, tag_place), 0, "Which argument is the tag of a message, -1 if none is."},
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Function, call), READONLY, NULL},
     {"func", T_OBJECT_EX, offsetof(Function, func), READONLY, "What is called for a call that is not known."},
     {NULL, 0, 0, 0, NULL},

@@ -49,10 +49,20 @@ static int is_idle(const Ring *self)
     return 1;
 }
 
+bool ring_waits(const Ring *self)
+{
+    return !self->receives && !self->is_async && self->kind.num_bytes > self->eager_bytes;
+}
+
+/* Whether the receiver of an `isend` may copy the message from the sender's array. */
+static bool may_be_announced(const Ring *self) { return self->is_async && self->kind.num_bytes > self->eager_bytes; }
+
 int ring_is_preceded(const Ring *self, bool by_any)
 {
     int precedes = 0;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->queues) && precedes == 0; i++) {
+    /* The peer of a sender that waits may take the message only once this rank has received, which needs a request. */
+    Py_ssize_t num_queues = self->receives || ring_waits(self) ? PyTuple_GET_SIZE(self->queues) : 1;
+    for (Py_ssize_t i = 0; i < num_queues && precedes == 0; i++) {
         PyObject *queue = PyTuple_GET_ITEM(self->queues, i);
         if (!self->receives || !PyDict_CheckExact(queue)) {
             Py_ssize_t size = PyObject_Size(queue);
@@ -66,8 +76,6 @@ int ring_is_preceded(const Ring *self, bool by_any)
     }
     return precedes;
 }
-
-bool ring_waits(const Ring *self) { return !self->receives && self->rest != Py_None; }
 
 /* The GIL is held from here to the end of the message, so that it stays so. */
 static int is_free(const Ring *self)
@@ -115,8 +123,8 @@ static bool gets_room(Ring *self, Py_ssize_t length)
     return true;
 }
 
-/* After a send of a rank that did nothing but wait for it, so many are not announced; and after a wait for room in vain, so
-   many go without one. */
+/* After two sends in a row of a rank that did nothing but wait for them, so many are not announced; and after a wait for
+   room in vain, so many go without one. */
 enum { LONE = 64, IN_VAIN = 64 };
 
 /* How long to wait for room for a message: as long as its receiver may take to copy one of that size in, or out. */
@@ -201,7 +209,7 @@ static bool next_way(Ring *self, bool *is_timed)
 bool ring_announces(Ring *self)
 {
     Py_ssize_t length = length_of(self, self->kind.num_bytes);
-    if (self->follow == Py_None)
+    if (!may_be_announced(self))
         return false;
     bool is_timed, announces = next_way(self, &is_timed);
     if (length > self->pipe.num_bytes)
@@ -220,7 +228,7 @@ bool ring_announces_first(Ring *self, unsigned long long num_messages)
 {
     Py_ssize_t length = length_of(self, self->kind.num_bytes);
     self->messages_then = 0;
-    if (self->follow == Py_None || gets_room(self, length))
+    if (!may_be_announced(self) || gets_room(self, length))
         return false;
     if (self->num_lone > 0 && --self->num_lone > 0)
         return false;
@@ -230,7 +238,12 @@ bool ring_announces_first(Ring *self, unsigned long long num_messages)
 
 void ring_is_awaited(Ring *self, unsigned long long num_messages)
 {
-    if (num_messages == self->messages_then)
+    bool is_alone = num_messages == self->messages_then;
+    /* The first one may come after receives that Python has posted. */
+    self->is_lone = is_alone && (self->is_lone || num_messages == self->last_alone + 1);
+    if (is_alone)
+        self->last_alone = num_messages;
+    if (self->is_lone)
         self->num_lone = LONE;
 }
 
@@ -551,7 +564,8 @@ int ring_receive(Ring *self, char *data)
 
 int ring_rest(Ring *self, PyObject *data, uint64_t number, PyObject *prefix)
 {
-    PyObject *done = PyObject_CallFunction(self->rest, "OKO", data, (unsigned long long)number, prefix);
+    PyObject *done = PyObject_CallMethod(self->owner, "finish", "OKOy#L", data, (unsigned long long)number, prefix,
+                                         self->kind.dtype, (Py_ssize_t)NAME, (long long)self->kind.tag);
     Py_XDECREF(done);
     return done == NULL ? -1 : 1;
 }
@@ -571,18 +585,55 @@ static PyObject *ring_call(PyObject *object, PyObject *const *args, size_t nargs
     return moved < 0 ? NULL : PyBool_FromLong(moved);
 }
 
+/* The header of all messages of a kind but for what is a message's own. */
+static Header header_of(const Ring *self, const Header *like, int64_t tag, Py_ssize_t num_bytes)
+{
+    Header header = *like;
+    header.tag = tag, header.num_bytes = num_bytes;
+    header.kind = !self->is_async && num_bytes > self->eager_bytes ? RTS : EAGER;
+    return header;
+}
+
+PyObject *ring_like(const Ring *other, int64_t tag, Py_ssize_t num_bytes)
+{
+    if (num_bytes > other->most_bytes)
+        return NULL;
+    Ring *self = (Ring *)Py_TYPE(other)->tp_alloc(Py_TYPE(other), 0);
+    if (self == NULL)
+        return NULL;
+    /* What comes after the head of an object; then all that is counted. */
+    memcpy((char *)self + sizeof(PyObject), (const char *)other + sizeof(PyObject), sizeof *self - sizeof(PyObject));
+    self->trial.messages = 0, self->trial.began_ns = 0;
+    self->messages_then = self->last_alone = 0, self->is_lone = false;
+    self->num_lone = self->num_in_vain = 0, self->spins = SPINS;
+    self->kind = header_of(other, &other->kind, tag, num_bytes);
+    Py_INCREF(self->locked), Py_INCREF(self->queues), Py_INCREF(self->owner), Py_INCREF(self->nones);
+    Py_INCREF(self->wake), Py_INCREF(self->announced);
+    PyObject *memory = other->memory.obj;
+    self->keys = NULL, self->words = NULL;
+    if (PyObject_GetBuffer(memory, &self->memory, PyBUF_CONTIG) == 0) {
+        self->words = self->memory.buf;
+        PyObject *source = self->receives ? PyTuple_GET_ITEM(PyTuple_GET_ITEM(other->keys, 0), 0) : NULL;
+        self->keys = source == NULL ? Py_NewRef(other->keys)
+                                    : Py_BuildValue("((OL)(OL))", source, (long long)tag, Py_None, (long long)tag);
+    }
+    if (self->keys == NULL)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
 static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    PyObject *memory, *start, *locked, *queues, *keys, *owner, *nones, *wake_up, *rest, *announced, *follow;
-    int receives, shares_cores;
+    PyObject *memory, *start, *locked, *queues, *keys, *owner, *nones, *wake_up, *announced;
+    int receives, is_async, shares_cores;
     Py_ssize_t ring_begin, ring_bytes, unit, others_state, others_bells, head, tail;
-    Py_ssize_t pace, taken, written, mode;
+    Py_ssize_t pace, taken, written, mode, eager_bytes, most_bytes;
     long pid;
-    if (!PyArg_ParseTuple(args, "pO(nn)(nnnnnnnn)nO!OO!O!OO!OOO!Olp", &receives, &memory, &ring_begin, &ring_bytes,
+    if (!PyArg_ParseTuple(args, "pO(nn)(nnnnnnnn)nO!OO!O!OO!OO!lnnpp", &receives, &memory, &ring_begin, &ring_bytes,
                           &head, &tail, &pace, &others_state, &others_bells, &taken, &written, &mode, &unit,
                           &PyBytes_Type, &start, &locked, &PyTuple_Type, &queues, &PyTuple_Type, &keys, &owner,
-                          &PyTuple_Type, &nones, &wake_up, &rest, &PySet_Type, &announced, &follow, &pid,
-                          &shares_cores))
+                          &PyTuple_Type, &nones, &wake_up, &PySet_Type, &announced, &pid, &eager_bytes, &most_bytes,
+                          &is_async, &shares_cores))
         return NULL;
     if (PyBytes_GET_SIZE(start) != sizeof(Header)) {
         PyErr_SetString(PyExc_ValueError, "Ring: start must be a header without what is a message's own");
@@ -593,13 +644,14 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *keywords
         return NULL;
     self->call = ring_call, self->spins = SPINS;
     self->fewest_spins = shares_cores ? FEWEST_ON_SHARED_CORES : FEWEST_FOR_MESSAGES;
-    self->receives = receives, self->shares_cores = shares_cores;
+    self->receives = receives, self->is_async = is_async, self->shares_cores = shares_cores;
+    self->eager_bytes = eager_bytes, self->most_bytes = most_bytes;
     memcpy(&self->kind, PyBytes_AS_STRING(start), sizeof self->kind);
     self->locked = Py_NewRef(locked), self->queues = Py_NewRef(queues);
     self->keys = Py_NewRef(keys);
     self->owner = Py_NewRef(owner), self->nones = Py_NewRef(nones), self->wake = Py_NewRef(wake_up);
-    self->announced = Py_NewRef(announced), self->follow = Py_NewRef(follow), self->mode = mode, self->pid = pid;
-    self->rest = Py_NewRef(rest), self->taken = taken, self->written = written;
+    self->announced = Py_NewRef(announced), self->mode = mode, self->pid = pid;
+    self->taken = taken, self->written = written;
     self->unit = unit;
     self->others_state = others_state, self->others_bells = others_bells;
     if (PyObject_GetBuffer(memory, &self->memory, PyBUF_CONTIG) < 0) {
@@ -612,6 +664,16 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     return (PyObject *)self;
 }
 
+static PyObject *ring_follow(Ring *self, PyObject *args)
+{
+    PyObject *array;
+    unsigned long long number;
+    if (!PyArg_ParseTuple(args, "OK", &array, &number))
+        return NULL;
+    return PyObject_CallMethod(self->owner, "follow", "OKy#L", array, number, self->kind.dtype, (Py_ssize_t)NAME,
+                               (long long)self->kind.tag);
+}
+
 static int ring_traverse(Ring *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
@@ -619,9 +681,7 @@ static int ring_traverse(Ring *self, visitproc visit, void *arg)
     Py_VISIT(self->queues);
     Py_VISIT(self->owner);
     Py_VISIT(self->wake);
-    Py_VISIT(self->rest);
     Py_VISIT(self->announced);
-    Py_VISIT(self->follow);
     return 0;
 }
 
@@ -637,26 +697,30 @@ static void ring_dealloc(Ring *self)
     Py_XDECREF(self->owner);
     Py_XDECREF(self->nones);
     Py_XDECREF(self->wake);
-    Py_XDECREF(self->rest);
     Py_XDECREF(self->announced);
-    Py_XDECREF(self->follow);
     type->tp_free(self);
     Py_DECREF(type);
 }
 
 static PyMemberDef members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Ring, call), READONLY, NULL},
-    {"follow", T_OBJECT, offsetof(Ring, follow), READONLY, "Makes the request that waits for an announced send."},
     {NULL, 0, 0, 0, NULL},
+};
+
+static PyMethodDef methods[] = {
+    {"follow", (PyCFunction)ring_follow, METH_VARARGS,
+     "follow(array, number): make the request that waits for an announced send."},
+    {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot slots[] = {
     {Py_tp_new, ring_new}, {Py_tp_dealloc, ring_dealloc}, {Py_tp_traverse, ring_traverse},
-    {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, members},
+    {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, members}, {Py_tp_methods, methods},
     {Py_tp_doc, "Ring(receives, memory, (ring_begin, ring_bytes), (head, tail, pace, others_state, others_bells, "
-                "taken, written, mode), unit, start, locked, queues, keys, owner, nones, wake, rest, "
-                "announced, follow, pid, shares_cores): called with an array, it moves a message and returns True, or False if it needs "
-                "a request. With `rest`, the sender waits until a message is taken, in the end by `rest(array, number, prefix)`."},
+                "taken, written, mode), unit, start, locked, queues, keys, owner, nones, wake, announced, pid, "
+                "eager_bytes, most_bytes, is_async, shares_cores): called with an array, it moves a message and "
+                "returns True, or False if it needs a request. Senders of more than `eager_bytes` wait until a message "
+                "is taken, in the end by `owner.finish(array, number, prefix, dtype, tag)`, unless they are async."},
     {0, NULL},
 };
 

@@ -2,7 +2,7 @@
 #include "core.h"
 
 /* Raised with every change of what Python and this module expect of each other. */
-enum { INTERFACE = 35 };
+enum { INTERFACE = 36 };
 
 #ifdef __clang__
 #define COMPILER __VERSION__ /* which has the name as well */

@@ -148,7 +148,7 @@ class PointToPoint(Exchanges):
         if request is not None:
             self._note(request, tensor)
         elif given is tensor and of == "send" and dst != self._rank:
-            self._keep_request(requests, of, array, dst, tag, backend.fast_send, sends=True)
+            self._note(self._keep_request(requests, of, array, dst, tag, backend.fast_send, sends=True), tensor)
         elif type(tensor) is ObjectMessage:
             self.known.sent_objects(record.facts, backend.fast_send, tensor, self.send)
 
@@ -196,7 +196,7 @@ class PointToPoint(Exchanges):
             self.known.received(record.facts, backend, tensor, incoming.source)
             self.known.note_receive(record.facts, tensor)
         if request is None and array is tensor and src is not None and src != self._rank and of == "recv":
-            self._keep_request(requests, of, packed, src, tag, backend.fast_recv, sends=False)
+            self._note(self._keep_request(requests, of, packed, src, tag, backend.fast_recv, sends=False), tensor)
         return incoming.source
 
     def isend(self, tensor: Any, dst: int, tag: int, of: str = "isend", label: str = "") -> Work:
@@ -227,7 +227,8 @@ class PointToPoint(Exchanges):
         if request is not None:
             self._note(request, tensor)
         elif array is tensor and dst != self._rank:
-            self._keep_request(requests, of, packed, dst, tag, backend.fast_isend, sends=True, label=label)
+            request = self._keep_request(requests, of, packed, dst, tag, backend.fast_isend, sends=True, label=label)
+            self._note(request, tensor)
         elif type(tensor) is ObjectMessage:
             self.known.sent_objects(record.facts, backend.fast_isend, tensor, self.isend)
         return work
@@ -271,7 +272,8 @@ class PointToPoint(Exchanges):
         # There is no fast path until the first message has come.
         is_new = request is None or request.fast_path is None
         if is_new and array is tensor and src is not None and src != self._rank:
-            self._keep_request(requests, of, packed, src, tag, backend.fast_recv, sends=False, label=label)
+            request = self._keep_request(requests, of, packed, src, tag, backend.fast_recv, sends=False, label=label)
+            self._note(request, tensor)
         elif type(tensor) is ObjectMessage:
             self.known.note_receive(facts, None, PersistentRequest(facts, None, -1))
         elif packed is tensor and src is None and not label:
@@ -401,9 +403,9 @@ class PointToPoint(Exchanges):
         self._note(request, tensor)
         return True
 
-    def _note(self, request: PersistentRequest, tensor: Array) -> None:
+    def _note(self, request: PersistentRequest | None, tensor: Array) -> None:
         note = self._group.calls.note
-        if note is not None and isinstance(request.fast_path, core.Ring):
+        if note is not None and request is not None and isinstance(request.fast_path, core.Ring):
             name, sends = request.facts[0], request.facts[-1]
             sent, received = (tensor, None) if sends else (None, tensor)
             kind = () if name in ("send", "recv") else (request,)
@@ -420,11 +422,13 @@ class PointToPoint(Exchanges):
         *,
         sends: bool,
         label: str = "",
-    ) -> None:
+    ) -> PersistentRequest | None:
         # The caller passes the dict that it used: if the group was closed meanwhile, the group has another one.
-        if array.dtype.isnative:  # other byte orders are swapped at each call
-            request = self._request(of, array, peer, tag, fast, sends=sends, label=label)
-            remember(requests, (peer, tag, array.dtype, array.shape, label), request)
+        if not array.dtype.isnative:  # other byte orders are swapped at each call
+            return None
+        request = self._request(of, array, peer, tag, fast, sends=sends, label=label)
+        remember(requests, (peer, tag, array.dtype, array.shape, label), request)
+        return request
 
     def _request(
         self, of: str, array: Array, peer: int, tag: int, fast: Any, *, sends: bool, label: str = ""

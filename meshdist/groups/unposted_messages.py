@@ -92,6 +92,10 @@ class PersistentRequest:
         self.label = label  # of the messages; see `labelled_dtype`
         self.caller: CodeType | None = None  # the code that sent or received the last one
 
+    def like(self, facts: Facts, fast_path: FastPath) -> PersistentRequest:
+        """Return the messages of another tag, or shape, to or from the same rank."""
+        return PersistentRequest(facts, fast_path, self.source, self.label)
+
     def room(self) -> Array:
         """Return a new array for such a message."""
         return np.empty(self.facts[4], self.facts[3])

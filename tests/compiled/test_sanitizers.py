@@ -56,6 +56,9 @@ def main(rank, size):
         if rank < 2:
             dist.send(x, 1 - rank)
             dist.recv(x, 1 - rank)
+            receiving = dist.irecv(lists[0][: number % 4], 1 - rank, tag=number)
+            dist.send(np.ones(number % 4), 1 - rank, tag=number)
+            receiving.wait()
             for tags in ((0, 1), (1, 0)):
                 taken = [np.zeros(2) for _ in tags]
                 works = [dist.irecv(into, 1 - rank, tag=tag) for into, tag in zip(taken, (0, 1))]
@@ -69,6 +72,9 @@ def main(rank, size):
                     work.wait()
                 for sender in (0, 1):
                     dist.send(long, 1 - rank) if rank == sender else dist.recv(into, 1 - rank)
+                receiving = dist.irecv(into, 1 - rank)
+                dist.send(long, 1 - rank)
+                receiving.wait()
         if rank:
             for tag in (6, 1, 2, 3, 4, 5):
                 objects = [b"." * (number << 9)]

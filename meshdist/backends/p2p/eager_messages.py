@@ -38,8 +38,14 @@ class MessageKind(NamedTuple):
     shape: tuple[int, ...]
     dtype_name: bytes
     num_bytes: int
-    is_eager: bool = True  # its sender does not wait
-    may_be_announced: bool = False  # its receiver may copy it from the sender's array, which an `isend` leaves alone
+    eager_bytes: int  # the limit of the group, and that of the fast path
+    most_bytes: int
+    is_async: bool = False  # sent by an `isend`, which leaves the array alone
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether its sender does not wait."""
+        return self.is_async or self.num_bytes <= self.eager_bytes
 
 
 # The bytes of a dtype's name in headers, and what separates a label from it; see `arrays.host.labelled_dtype`.
@@ -113,8 +119,8 @@ class MessageKinds:
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes > self._most_bytes or self.eager_bytes < 0:
             return None
-        is_eager = num_bytes <= self.eager_bytes
-        return MessageKind(tag, element_dtype(dtype), shape, self.names[dtype], num_bytes, is_eager)
+        name, limits = self.names[dtype], (self.eager_bytes, self._most_bytes)
+        return MessageKind(tag, element_dtype(dtype), shape, name, num_bytes, *limits)
 
 
 def eager_bytes() -> int:

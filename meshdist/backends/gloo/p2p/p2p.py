@@ -100,7 +100,7 @@ class P2P:
         if sender is None or kind is None:
             return None
         if buffers and core.module is not None and isinstance(sender, ShmSender):
-            kind = kind._replace(is_eager=True, may_be_announced=not kind.is_eager)
+            kind = kind._replace(is_async=True)
         return sender.fast_path(kind)
 
     def fast_recv(self, src: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:

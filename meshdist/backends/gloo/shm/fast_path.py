@@ -59,8 +59,9 @@ class RingWriter(Protocol):
 
     @property
     def waiting(self) -> Sized: ...
-    def follow(self, kind: MessageKind, array: Array, number: int) -> Waitable: ...
-    def finish(self, kind: MessageKind, data: Array | bytes, number: int, error_prefix: str) -> None: ...
+    def follow(self, array: Array, number: int, dtype_name: bytes, tag: int) -> Waitable: ...
+    def finish(self, data: Array | bytes, number: int, error_prefix: str, dtype_name: bytes, tag: int) -> None: ...
+    def write_on(self, array: Array, number: int, written: int, dtype_name: bytes, tag: int) -> None: ...
 
 
 class RingReader(Protocol):
@@ -86,11 +87,8 @@ def shm_fast_send(sender: RingWriter, kind: MessageKind) -> FastPath | None:
     start_bytes = len(start)
     if core.module is not None:
         nothing: tuple[str, ...] = ()
-        rest = None if kind.is_eager else partial(sender.finish, kind)
-        follow = partial(sender.follow, kind) if kind.may_be_announced else None
-        # A peer may take what is sent only once this rank has received, for which a request is needed.
-        queues = (waiting,) if kind.is_eager else (waiting, sender.queue.containers[0], sender.queue.arriving)
-        return _compiled(False, channel, kind, lock.locked, queues, nothing, sender, nothing, rest, follow)
+        queues = waiting, sender.queue.containers[0], sender.queue.arriving
+        return _compiled(False, channel, kind, lock.locked, queues, nothing, sender, nothing)
 
     def send(array: Array) -> bool:
         with lock:
@@ -169,8 +167,6 @@ def _compiled(
     keys: tuple[Any, ...],
     owner: RingWriter | RingReader,
     nones: tuple[str, ...],
-    rest: Callable[[Array | bytes, int, str], None] | None = None,
-    follow: Callable[[Array, int], Waitable] | None = None,
 ) -> FastPath:
     _, start, _, _ = _entry(kind, channel.ring_bytes)
     words = HEAD, TAIL, PACE, channel.others_state, channel.others_bells, TAKEN, WRITTEN, MODE
@@ -189,10 +185,11 @@ def _compiled(
         owner,
         nones,
         wake,
-        rest,
         announced,
-        follow,
         pid,
+        kind.eager_bytes,
+        kind.most_bytes,
+        kind.is_async,
         ranks_share_cores(),
     )
 

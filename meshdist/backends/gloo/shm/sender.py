@@ -91,18 +91,18 @@ class ShmSender:
         self.waiting.append(request)
         self.queue.pending.add(self)
 
-    def finish(self, kind: MessageKind, data: Array | bytes, number: int, error_prefix: str) -> None:
+    def finish(self, data: Array | bytes, number: int, error_prefix: str, dtype_name: bytes, tag: int) -> None:
         """Wait until a message is received that the core has written or announced: an array, or a pickle."""
         request = self._begun.pop(number, None)
         if request is None:
             array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
-            header = Header(RTS, kind.tag, array.nbytes, kind.dtype_name, address_of(array), number)
+            header = Header(RTS, tag, array.nbytes, dtype_name, address_of(array), number)
             request = LongSendRequest(self, array, header, array.nbytes)
         self._backend.wait(request, error_prefix)
 
-    def follow(self, kind: MessageKind, array: Array, number: int) -> LongSendRequest:
+    def follow(self, array: Array, number: int, dtype_name: bytes, tag: int) -> LongSendRequest:
         """Return the request of a message that the core has announced, to be copied between the arrays."""
-        header = Header(RTS_CMA, kind.tag, kind.num_bytes, kind.dtype_name, address_of(array), number)
+        header = Header(RTS_CMA, tag, array.nbytes, dtype_name, address_of(array), number)
         return LongSendRequest(self, array, header, array.nbytes)
 
     def check(self) -> None:
