@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from operator import index
 from typing import Any
-
-import numpy as np
 
 from meshdist.arrays.device_types import new_empty
 from meshdist.arrays.host import AnyArray, Array, OutputOrWork, describe_value
@@ -15,7 +14,7 @@ from meshdist.collectives.checks import check_one_dtype, one, refuse
 from meshdist.collectives.dataflow import ALL_TO_ALL_SINGLE
 from meshdist.collectives.definition import collective
 from meshdist.collectives.dimensions import check_even
-from meshdist.runtime.call import Call, Elements, Splits
+from meshdist.runtime.call import Call, Elements, Splits, in_words
 from meshdist.runtime.context import GroupLike, resolve
 from meshdist.system.plurals import counted
 
@@ -55,7 +54,7 @@ def agreed(call: Call) -> tuple[Any, ...]:
     give = one(call, "send")
     if call.splits is None:
         return (Elements([give]),)
-    return (f"{give.dtype}[split sizes, rows of {int(np.prod(give.shape[1:]))}]",)
+    return (f"{in_words(give.dtype)}[split sizes, rows of {math.prod(give.shape[1:])}]",)
 
 
 def as_splits(

@@ -153,7 +153,7 @@ class Elements(str):
     is_elementwise: bool
 
     def __new__(cls, arrays: list[Array], begin: str = "", *, is_elementwise: bool = False) -> Elements:
-        dtype = _in_words(arrays[0].dtype)
+        dtype = in_words(arrays[0].dtype)
         word = super().__new__(cls, f"{begin}{dtype}[{', '.join(str(array.size) for array in arrays)}]")
         word.with_shapes = word.shaped = _with_shapes(begin, dtype, [array.shape for array in arrays])
         if any(array.size <= 1 for array in arrays):
@@ -169,7 +169,8 @@ class Elements(str):
 
 
 @lru_cache(maxsize=1024)  # NumPy makes the words anew each time, in some microseconds
-def _in_words(dtype: Any) -> str:
+def in_words(dtype: Any) -> str:
+    """Return a dtype as a word of a signature."""
     return str(dtype)
 
 

@@ -34,11 +34,7 @@ class CopyingPlan(BarrierPlan):
         return [(self.rank + step) % self.size for step in range(1, self.size)]
 
     def announce(self, give: Blocks, take: Blocks) -> int:
-        phase = self.barrier.flip()
-        table = self.shm.region.table(phase, self.rank)
-        for peer, (given, taken) in enumerate(zip(give, take, strict=True)):
-            table[peer] = *_place(given), *reversed(_place(taken))
-        return phase
+        return announce(self.shm, self.rank, give, take)
 
     def read(self, peer: int, address: int, into: Array) -> None:
         self._copy(self.shm.memories[peer].read, address, into)
@@ -56,6 +52,15 @@ class CopyingPlan(BarrierPlan):
             # A rank that gives up records why before it frees its arrays.
             self.barrier.check_now(self.signature)
             raise
+
+
+def announce(shm: ShmGroup, rank: int, give: Blocks, take: Blocks) -> int:
+    """Write the addresses and the sizes of a rank's blocks into the table, before a step; return its phase."""
+    phase = shm.barrier.flip()
+    table = shm.region.table(phase, rank)
+    for peer, (given, taken) in enumerate(zip(give, take, strict=True)):
+        table[peer] = *_place(given), *reversed(_place(taken))
+    return phase
 
 
 class Reduced(NamedTuple):

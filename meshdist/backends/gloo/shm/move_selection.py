@@ -24,6 +24,7 @@ from meshdist.backends.gloo.shm.barrier_plans import (
     Sizes,
     StepCopies,
 )
+from meshdist.backends.gloo.shm.copying import announce
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait
 from meshdist.backends.gloo.shm.move_plans import ChunkedMove, SingleCopyMove, SlotMove, copies_of, keeping_own, put
 from meshdist.backends.gloo.shm.shared_region import LARGE_GROUPS_SLOT
@@ -160,12 +161,8 @@ class AgreedMove(BarrierPlan):
         self._shm, self._spec, self._rank = shm, spec, call.rank
         copied = _WITH_SIZES if shm.tuning.has_cores else _WITH_SIZES_ON_SHARED_CORES
         self._limit = copied if shm.single_copy else shm.region.slots.slot_bytes
-        ways = ways_to_move(shm, spec, 0)
-        self._moves: dict[str, Any] = {name: make(shm, call, spec) for name, make in ways.items()}
-        self._tuned = TunedPlan(shm, call, self._moves)
-        self._bulk = SharedMove(shm, call, spec, self._tuned)
-        # Apart from the one among `moves`, whose first step is its own.
-        self._reading = SingleCopyMove(shm, call, spec, written=0)
+        self._call = call.without_buffers()
+        self._long: _LongMoves | None = None  # until they are needed: there may be other sizes in each call
         self._dtype = give[0].dtype  # type: ignore[union-attr]
         # Arrays of a list are copied as they are: flattening them costs more than copying a few bytes.
         self._takes_list = isinstance(call.recv, list)
@@ -183,14 +180,23 @@ class AgreedMove(BarrierPlan):
         self._agreed = b""
         self._takes: list[list[Array]] | None = None
         self._step: Step | None = None
+        self._has_step = False  # or has tried to make one
         self._chunks: dict[tuple[str, bool], Chunks | None] = {}
         self._strided: str | None = None  # the way of strided arrays; None if they are packed
 
     def adopt_signature(self, signature: Signature) -> None:
         super().adopt_signature(signature)
-        self._bulk.adopt_signature(signature)
-        self._reading.adopt_signature(signature)
-        self._chunks = {}
+        if self._long is not None:
+            self._long.adopt_signature(signature)
+        self._step, self._has_step, self._chunks = None, False, {}
+
+    def _moves(self, send: Buffers, recv: Buffers) -> _LongMoves:
+        """Return what moves long blocks, or those of shared arrays; of such arrays."""
+        if self._long is None:
+            call = self._call._replace(send=send, recv=recv).on_plain_arrays()
+            self._long = _LongMoves(self._shm, call, self._spec)
+            self._long.adopt_signature(self.signature)
+        return self._long
 
     @property
     def runner(self) -> Callable[[Any, Any], object]:
@@ -208,21 +214,21 @@ class AgreedMove(BarrierPlan):
         self._run_rest(send, recv, None, has_begun=True)
 
     def next_calls(self) -> NextCalls | None:
-        if self._puts is not None or not self._agreed or self._tuned.goes_on:
+        if self._puts is not None or not self._agreed or self._long is None or self._long.tuned.goes_on:
             return None
-        run = self._compiled_rest(self._tuned.way, is_strided=False)
+        run = self._compiled_rest(self._long, self._long.tuned.way, is_strided=False)
         if run is None:
             return None
-        found = self._tuned.while_chosen(NextCalls(run))
+        found = self._long.tuned.while_chosen(NextCalls(run))
         return found._replace(shared=self._shm.descriptors.told_by(self.barrier))
 
     def run(self, send: Buffers, recv: Buffers) -> None:
-        began = self._tuned.begins()
+        began = None if self._long is None else self._long.tuned.begins()
         begun = self._run_compiled(send, recv)
         if not begun:
             self._run_rest(send, recv, began, has_begun=begun is None)
-        elif self._step is None:
-            self._tuned.conclude(began)
+        elif self._step is None and self._long is not None:
+            self._long.tuned.conclude(began)
 
     def run_strided(self, send: Buffers, recv: Buffers, plain: Plain) -> None:
         is_strided = not all(array.flags.c_contiguous for array in (*each(send), *each(recv)))
@@ -237,10 +243,16 @@ class AgreedMove(BarrierPlan):
 
     def _run_compiled(self, send: Buffers, recv: Buffers, *, is_strided: bool = False) -> bool | None:
         """Carry out a call in the core. Return False if nothing was done, and None if only the first step was."""
+        if self._takes is not None and not self._has_step:  # of a call that is repeated
+            self._step, self._has_step = self.compiled(self._step_copies()), True
         if self._step is not None:
             return self._step(send, recv)
-        way = self._strided if is_strided else self._tuned.way
-        rest = None if self._takes is not None or way is None else self._compiled_rest(way, is_strided=is_strided)
+        if self._takes is not None or self._long is None:
+            return False
+        way = self._strided if is_strided else self._long.tuned.way
+        if way not in (None, READ):  # reading has a plan of its own
+            self._long.tuned.plan_of(way, send, recv)
+        rest = None if way is None else self._compiled_rest(self._long, way, is_strided=is_strided)
         if rest is None:
             return False
         self._offer(send, recv, self.barrier.phase ^ 1)
@@ -259,21 +271,27 @@ class AgreedMove(BarrierPlan):
         phase = self.barrier.phase
         if self._take(send, recv, phase):
             return
-        if self._is_read(phase):
-            self._take_steps(self._read(send, recv, phase, began))
+        moves = self._moves(send, recv)
+        if self._is_read(moves, phase):
+            self._take_steps(self._read(moves, send, recv, phase, began))
         else:
-            self._bulk.run(send, recv)
+            moves.bulk.run(send, recv)
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
-        began, phase = self._tuned.begins(), self._put(send, recv)
+        began = None if self._long is None else self._long.tuned.begins()
+        phase = self._put(send, recv)
         yield self.arrive()
         if self._take(send, recv, phase):
             return
-        yield from self._read(send, recv, phase, began) if self._is_read(phase) else self._bulk.steps(send, recv)
+        moves = self._moves(send, recv)
+        if self._is_read(moves, phase):
+            yield from self._read(moves, send, recv, phase, began)
+        else:
+            yield from moves.bulk.steps(send, recv)
 
     def _put(self, send: Buffers, recv: Buffers) -> int:
         if self._takes is None:
-            phase = self._reading.announce(self._spec.give(send), self._spec.take(recv))
+            phase = announce(self._shm, self._rank, self._spec.give(send), self._spec.take(recv))
         else:
             phase = self.barrier.flip()
             self._shm.table_rows[phase][self._rank][:] = self._sizes.data.cast("B")
@@ -283,14 +301,14 @@ class AgreedMove(BarrierPlan):
     def _offer(self, send: Buffers, recv: Buffers, phase: int) -> None:
         descriptors = self._shm.descriptors
         if descriptors.heap.in_use or descriptors.flags[phase]:
-            self._bulk.set_flag(send, recv, phase)
+            self._moves(send, recv).bulk.set_flag(send, recv, phase)
         if self._puts is not None:
             put(send, self._puts[phase])
 
     def _take(self, send: Buffers, recv: Buffers, phase: int) -> bool:
         """Take the blocks out of the slots; return whether they are there."""
         if self._tables[phase][:, :, 1:3].tobytes() != self._agreed:
-            self._compare(phase)
+            self._compare(send, recv, phase)
         if self._takes is None:
             return False
         given: Any = send if isinstance(send, list) else self._spec.give(send)
@@ -300,15 +318,17 @@ class AgreedMove(BarrierPlan):
             blocks[peer][...] = given[peer].reshape(place.shape) if peer == self._rank else place
         return True
 
-    def _is_read(self, phase: int) -> bool:
+    def _is_read(self, moves: _LongMoves, phase: int) -> bool:
         """Return whether the blocks are read now: all ranks see the same table, and go the same way."""
         addresses, num_bytes = self._tables[phase][:, :, 0], self._tables[phase][:, :, 1]
-        return self._tuned.way == READ and not ((addresses <= 0) & (num_bytes != 0)).any()
+        return moves.tuned.way == READ and not ((addresses <= 0) & (num_bytes != 0)).any()
 
-    def _compiled_rest(self, way: str, *, is_strided: bool) -> Chunks | SingleCopy | None:
-        return self._reading.compiled_copy() if way == READ else self._compiled_chunks(way, is_strided=is_strided)
+    def _compiled_rest(self, moves: _LongMoves, way: str, *, is_strided: bool) -> Chunks | SingleCopy | None:
+        if way == READ:
+            return moves.reading.compiled_copy()
+        return self._compiled_chunks(moves, way, is_strided=is_strided)
 
-    def _compiled_chunks(self, way: str, *, is_strided: bool) -> Chunks | None:
+    def _compiled_chunks(self, moves: _LongMoves, way: str, *, is_strided: bool) -> Chunks | None:
         """Return what moves the blocks in chunks, of which the first goes with the sizes; None if that is not the way.
 
         In the place of addresses, the table has a number for the way and for the sizes that this rank has agreed to. So
@@ -318,51 +338,45 @@ class AgreedMove(BarrierPlan):
         """
         key = way, is_strided
         if key not in self._chunks:
-            move, chunks = self._moves[way], None
+            move, chunks = moves.by_way.get(way), None
             if self._puts is None and self._agreed and isinstance(move, ChunkedMove):
                 agreed = np.frombuffer(self._agreed, np.int64).reshape(self.backend.size, self.backend.size, 2)
-                table = np.pad(agreed, ((0, 0), (0, 0), (1, 1)))
+                table = _without_addresses(agreed)
                 own = self._sizes.copy()
                 sizes = int.from_bytes(blake2b(self._agreed, digest_size=_DIGEST_BYTES).digest(), "little")
-                chosen = sizes * len(self._moves) + list(self._moves).index(way)
+                chosen = sizes * len(moves.ways) + list(moves.ways).index(way)
                 table[:, :, 0] = own[:, 0] = -1 - 2 * chosen - is_strided
                 chunks = move.compiled_chunks(Sizes(own, self._tables, self._rank, table.tobytes()))
             self._chunks[key] = chunks
         return self._chunks[key]
 
-    def _read(self, send: Buffers, recv: Buffers, phase: int, began: Moment | None) -> Iterator[BarrierWait]:
+    def _read(
+        self, moves: _LongMoves, send: Buffers, recv: Buffers, phase: int, began: Moment | None
+    ) -> Iterator[BarrierWait]:
         if self._shm.descriptors.any_shared(phase):
-            yield from self._bulk.after_first_step(send, recv, phase)
+            yield from moves.bulk.after_first_step(send, recv, phase)
         else:
-            yield from self._reading.copy(self._spec.give(send), self._spec.take(recv), phase)
-            if self._tuned.ended(began):
-                yield from self._tuned.compare()
+            yield from moves.reading.copy(self._spec.give(send), self._spec.take(recv), phase)
+            if moves.tuned.ended(began):
+                yield from moves.tuned.compare()
 
-    def _compare(self, phase: int) -> None:
+    def _compare(self, send: Buffers, recv: Buffers, phase: int) -> None:
         sizes = self._tables[phase][:, :, 1:3].copy()
         given, expected = sizes[:, :, 0], sizes[:, :, 1]
         row_bytes = self._spec.row_bytes
         compare_splits(given // row_bytes, expected // row_bytes, self._spec.unit, self.backend.options.ranks)
         self._agreed = sizes.tobytes()
-        longest = int(given.max())
-        for move in self._moves.values():
-            if isinstance(move, ChunkedMove):
-                move.longest = longest
-                move.recompile()
-        names = list(ways_to_move(self._shm, self._spec, longest))
-        in_chunks = (name for name in names if isinstance(self._moves[name], ChunkedMove))
-        self._strided = next(in_chunks, None) if longest <= _MOST_STRIDED else None
-        self._tuned.over(moved_bytes(self._shm, self._spec, longest), names)
         self._takes = self._step = None
-        self._chunks = {}
+        self._has_step, self._chunks = False, {}
         if given.sum(axis=1).max() <= self._limit:
             begins = given[:, : self._rank].sum(axis=1).tolist()
             self._takes = [self._places(k, begins) for k in (0, 1)]
-            self._step = self.compiled(self._step_copies(sizes))
         else:
-            self._reading.agree(self._agreed)
+            longest = int(given.max())
+            names = self._moves(send, recv).over(longest, self._agreed)
+            self._strided = next(names, None) if longest <= _MOST_STRIDED else None
 
-    def _step_copies(self, sizes: Array) -> StepCopies:
+    def _step_copies(self) -> StepCopies:
         assert self._puts is not None
         assert self._takes is not None
         copies = StepCopies(
@@ -372,9 +386,59 @@ class AgreedMove(BarrierPlan):
             puts=[*map(copies_of, self._puts)],
             takes=[copies_of(places, one_after_another=not self._takes_list) for places in self._takes],
         )
-        table = np.pad(sizes, ((0, 0), (0, 0), (1, 1))).tobytes()  # no addresses
+        agreed = np.frombuffer(self._agreed, np.int64).reshape(self.backend.size, self.backend.size, 2)
+        table = _without_addresses(agreed).tobytes()
         return Sizes(self._sizes, self._tables, self._rank, table).compared(keeping_own(copies, others_take_it=False))
 
     def _places(self, phase: int, begins: Sequence[int]) -> list[Array]:
         slot, blocks = self._shm.region.slots.slot, zip(self._shapes, begins, strict=True)
         return [slot(phase, peer, self._dtype, shape, begin) for peer, (shape, begin) in enumerate(blocks)]
+
+
+class _LongMoves:
+    """What moves the blocks of an exchange whose sizes no rank knows alone, if they are long.
+
+    Attributes:
+        ways: What makes the plan of each way, by its name.
+        by_way: Those that have been made.
+        tuned: The one that runs the fastest of them.
+        bulk: Moves the blocks of shared arrays, and others by `tuned`.
+        reading: Apart from the one in `by_way`, whose first step is its own.
+    """
+
+    def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec) -> None:
+        self._shm, self._spec, self._longest = shm, spec, 0
+        self.ways = ways_to_move(shm, spec, 0)
+        self.by_way: dict[str, BarrierPlan] = {}
+        self.tuned = TunedPlan(shm, call, self.by_way, self._make)
+        self.bulk = SharedMove(shm, call, spec, self.tuned)
+        self.reading = SingleCopyMove(shm, call, spec, written=0)
+
+    def adopt_signature(self, signature: Signature) -> None:
+        self.bulk.adopt_signature(signature)
+        self.reading.adopt_signature(signature)
+
+    def over(self, longest: int, agreed: bytes) -> Iterator[str]:
+        """The longest block is of so many bytes, and all sizes are those agreed; return the ways in chunks."""
+        self._longest = longest
+        for move in self.by_way.values():
+            if isinstance(move, ChunkedMove):
+                move.longest = longest
+                move.recompile()
+        names = list(ways_to_move(self._shm, self._spec, longest))
+        self.tuned.over(moved_bytes(self._shm, self._spec, longest), names)
+        self.reading.agree(agreed)
+        return (name for name in names if getattr(self.ways[name], "func", None) is ChunkedMove)
+
+    def _make(self, way: str, call: Call) -> BarrierPlan:
+        move = self.ways[way](self._shm, call, self._spec)
+        if isinstance(move, ChunkedMove):
+            move.longest = self._longest
+        return move
+
+
+def _without_addresses(sizes: Array) -> Array:
+    """Return a table with the sizes of all blocks, and no addresses."""
+    table = np.zeros((*sizes.shape[:2], 4), np.int64)
+    table[:, :, 1:3] = sizes
+    return table

@@ -72,7 +72,7 @@ class TunedPlan(BarrierPlan):
     ) -> None:
         super().__init__(shm.barrier, shm.backend, call)
         self._shm, self._rank, self._plans = shm, call.rank, plans
-        self._kind, self._trials = kind_of(call), Trials.of_one_way(next(iter(plans)))
+        self._kind, self._trials = kind_of(call), Trials.of_one_way(next(iter(plans), ""))
         self._num_bytes = 0
         self._names: tuple[str, ...] = ()  # none before `over`
         self._make, self._call = make, call.without_buffers()
@@ -124,8 +124,10 @@ class TunedPlan(BarrierPlan):
             yield from self.compare()
 
     def _next(self, send: Buffers, recv: Buffers) -> BarrierPlan:
-        """Return the plan of the next call, which is of such arrays."""
-        way = self.way
+        return self.plan_of(self.way, send, recv)
+
+    def plan_of(self, way: str, send: Buffers, recv: Buffers) -> BarrierPlan:
+        """Return the plan that goes this way, of calls of such arrays."""
         plan = self._plans.get(way)
         if plan is None:
             assert self._make is not None
