@@ -365,7 +365,8 @@ typedef struct {
 extern PyTypeObject *ring_type;
 /* Receive or send one message. Returns 1, 0 if it needs a request, or -1 with an error set. If the sender has to wait until
    the message is taken, `number` is that of the message, else 0; for a moment by `ring_is_taken_soon`, then by `ring_rest`.
-   A rank that `receives` as well, meanwhile, announces what has no room. */
+   A rank that `receives` as well, meanwhile, announces what has no room. `ring_send` returns 2 if Python writes the rest of
+   the message, for which `ring_rest` waits at once. */
 int ring_receive(Ring *ring, char *data);
 int ring_send(Ring *ring, Array *array, bool receives, uint64_t *number);
 bool ring_is_taken_soon(Ring *ring, uint64_t number);

@@ -241,6 +241,16 @@ static bool matches_items(const Arg *arg, PyObject *object)
     return true;
 }
 
+/* Whether a dimension of an array has one element in all places: it is not received into. */
+static bool repeats_elements(const Array *array)
+{
+    for (int i = 0; i < array->num_dims && !(array->flags & C_CONTIGUOUS); i++) {
+        if (array->shape[i] > 1 && array->strides[i] == 0)
+            return true;
+    }
+    return false;
+}
+
 static bool matches(const Arg *arg, PyObject *object)
 {
     if (arg->kind == NUMBER) {
@@ -254,6 +264,7 @@ static bool matches(const Arg *arg, PyObject *object)
         return is_array(object) && array->dtype == arg->value && (array->flags & arg->flags) == arg->flags
                && array->num_dims == arg->num_dims
                && memcmp(array->shape, arg->shape, arg->num_dims * sizeof *arg->shape) == 0
+               && !((arg->flags & WRITEABLE) && repeats_elements(array))
                && (arg->strides == NULL
                    || memcmp(array->strides, arg->strides, arg->num_dims * sizeof *arg->strides) == 0);
     }
@@ -512,8 +523,9 @@ static bool is_like(const Memo *memo, int place, PyObject *object)
     }
     if (place != memo->send && place != memo->recv)
         return arg->kind == IDENTICAL && matches(arg, object);
+    const int flags = place == memo->recv ? CARRAY : arg->flags;
     return arg->kind == ARRAY && is_array(object) && ((Array *)object)->dtype == arg->value
-           && (((Array *)object)->flags & arg->flags) == arg->flags;
+           && (((Array *)object)->flags & flags) == flags;
 }
 
 /* The facts of a message like another one; a new reference. */
@@ -533,14 +545,31 @@ static PyObject *facts_like(PyObject *facts, const Array *array, PyObject *tag)
     return like;
 }
 
+/* A PersistentRequest like another one, made without running Python: a signal handler would raise here, for nobody. */
+static PyObject *request_like(PyObject *other, PyObject *facts, PyObject *ring)
+{
+    PyTypeObject *type = Py_TYPE(other);
+    PyObject *self = type->tp_alloc(type, 0);
+    PyObject *source = PyObject_GetAttrString(other, "source"), *label = PyObject_GetAttrString(other, "label");
+    if (self != NULL
+        && (source == NULL || label == NULL || PyObject_SetAttrString(self, "facts", facts) < 0
+            || PyObject_SetAttrString(self, "fast_path", ring) < 0 || PyObject_SetAttrString(self, "source", source) < 0
+            || PyObject_SetAttrString(self, "label", label) < 0 || PyObject_SetAttrString(self, "caller", Py_None) < 0))
+        Py_CLEAR(self);
+    Py_XDECREF(source);
+    Py_XDECREF(label);
+    return self;
+}
+
 /* Keep a message as one like that which is kept, but with another tag, or of another size: the program may count with the
    tags, or send as much as there is. Returns NULL if that cannot be. */
-static Memo *keep_like(Function *self, const Memo *other, PyObject *const *args)
+static Memo *keep_like(Function *self, Memo *other, PyObject *const *args)
 {
     int place = other->send >= 0 ? other->send : other->recv;
     Memo *memo = PyMem_Calloc(1, sizeof *memo);
     if (memo == NULL)
         return NULL;
+    other->num_users++; /* the collector of garbage may let other threads run, which drop it */
     memo->num_args = other->num_args, memo->send = other->send, memo->recv = other->recv, memo->tag = other->tag;
     memo->returned = other->returned, memo->apart = other->apart, memo->source = other->source;
     memo->world = other->world, memo->slot = Py_XNewRef(other->slot);
@@ -559,14 +588,16 @@ static Memo *keep_like(Function *self, const Memo *other, PyObject *const *args)
     memo->run = ring_like((Ring *)other->run, number, memo->args[place].num_bytes);
     memo->facts = memo->run == NULL ? NULL : facts_like(other->facts, (Array *)args[place], tag);
     if (memo->facts != NULL && other->kind != NULL)
-        memo->kind = PyObject_CallMethod(other->kind, "like", "OO", memo->facts, memo->run);
+        memo->kind = request_like(other->kind, memo->facts, memo->run);
     if (memo->facts == NULL || (memo->kind == NULL) != (other->kind == NULL))
         goto failed;
     keep_memo(self, memo);
+    memo_free(other);
     return memo;
 failed:
-    PyErr_Clear();
+    PyErr_Clear(); /* there is no memory, or the message is too long */
     memo_free(memo);
+    memo_free(other);
     return NULL;
 }
 
@@ -681,6 +712,16 @@ static bool share_elements(const Memo *memo, PyObject *send, PyObject *recv)
     return may_share_elements((Array *)send, (Array *)recv, itemsize);
 }
 
+/* Post the receives that are deferred: a peer may wait for one of them before it takes what this rank has sent. */
+static int post_deferred(Calls *calls)
+{
+    if (PyObject_Size(calls->deferred) == 0)
+        return 1;
+    PyObject *posted = PyObject_CallMethod(calls->deferral, "post_all", NULL);
+    Py_XDECREF(posted);
+    return posted == NULL ? -1 : 1;
+}
+
 /* Send or receive a message. It is recorded once it is done: one that needs a request is recorded by that. Returns 1, 0
    if it needs a request, or -1 with an error set; as do the two below. */
 static int run_message(const Memo *memo, bool sends, Array *array, PyObject *code, int instruction, Record **record)
@@ -694,7 +735,9 @@ static int run_message(const Memo *memo, bool sends, Array *array, PyObject *cod
     int status = sends ? ring_send(ring, moved, receives, &number) : ring_receive(ring, moved->data);
     if (status > 0 && !sends)
         unpack(array, moved);
-    if (status > 0 && number) {
+    if (status == 2) {
+        is_done = false;
+    } else if (status > 0 && number) {
         int taken = receives ? await_sent(memo->calls, ring, number) : ring_is_taken_soon(ring, number);
         is_done = taken > 0, status = taken < 0 ? -1 : status;
     }
@@ -703,7 +746,8 @@ static int run_message(const Memo *memo, bool sends, Array *array, PyObject *cod
                               is_done ? IS_DONE : HAS_STARTED, code, instruction);
     if (status > 0 && *record == NULL)
         status = -1;
-    if (!is_done && status > 0 && (status = ring_rest(ring, (PyObject *)moved, number, memo->prefix)) > 0)
+    if (!is_done && status > 0 && (status = post_deferred(memo->calls)) > 0
+        && (status = ring_rest(ring, (PyObject *)moved, number, memo->prefix)) > 0)
         status = record_done(*record);
     if (status > 0 && ring_waits(ring))
         ring_ended(ring);
@@ -862,7 +906,8 @@ static PyObject *run_objects(Memo *memo, PyObject *send)
         status = facts == NULL ? -1 : record_message(calls, facts, is_done, &record);
         if (facts != NULL) /* the next message may be like this one */
             Py_SETREF(memo->facts, Py_NewRef(facts));
-        if (status > 0 && !is_done && (status = ring_rest(sender->ring, pickle, number, memo->prefix)) > 0)
+        if (status > 0 && !is_done && (status = post_deferred(calls)) > 0
+            && (status = ring_rest(sender->ring, pickle, number, memo->prefix)) > 0)
             status = record_done(record);
     }
     if (status < 0)
@@ -929,10 +974,12 @@ static PyObject *run_memo(Function *self, Memo *memo, PyObject *const *args)
         return NULL;
     if (is_exchange)
         return run_exchange(memo, args, send, recv);
-    PyObject *code = is_step ? NULL : place_of_user(&instruction);
-    if (is_step ? PyEval_GetFrame() == NULL : code == NULL)
-        return NULL;
     memo->num_users++; /* it may be dropped while this waits */
+    PyObject *code = is_step ? NULL : place_of_user(&instruction);
+    if (is_step ? PyEval_GetFrame() == NULL : code == NULL) {
+        memo_free(memo);
+        return NULL;
+    }
     PyObject *result = NULL;
     Record *record = NULL;
     int status = 0;

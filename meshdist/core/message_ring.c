@@ -30,7 +30,8 @@ static const char digits[] = "0123456789abcdef";
 enum { NAME = sizeof ((Header *)0)->dtype };
 /* Up to here the receiver need not begin before all is written. */
 enum { SHORT = 8 << 10 };
-/* The longest message that goes through the ring, or is copied by its receiver alone; as in `shm.sender`. */
+/* The longest message that goes through the ring; both sides copy a longer one, unless this rank receives as well. As in
+   `shm.sender`. */
 enum { MOST_BY_ONE = 4 << 20 };
 
 /* Whether no thread is in the middle of a message: the lock is free, and the attributes are None. */
@@ -296,12 +297,15 @@ bool ring_is_taken_soon(Ring *self, uint64_t number)
     return is;
 }
 
-/* Write a message that is longer than the ring as long as its receiver makes room. Returns how much is written. */
+/* Write a message that is longer than the ring as long as its receiver makes room. Returns how much is written, or -1 with
+   an error set. */
 static Py_ssize_t stream_message(Ring *self, const char *data, uint64_t number)
 {
     const Py_ssize_t size = self->kind.num_bytes;
     write_header(self, &self->kind, data, number);
     store(self->pipe.head, load(self->pipe.head) + self->unit);
+    if (ring_wake(self) < 0)
+        return -1;
     Py_ssize_t written = 0;
     Py_BEGIN_ALLOW_THREADS
     for (int64_t until = now_ns() + YIELD_NS; written < size && !ring_is_taken(self, number) && now_ns() < until;) {
@@ -325,21 +329,27 @@ static int send_in_pieces(Ring *self, Array *array, uint64_t *number)
     PyObject *is_mine = lock == NULL ? NULL : PyObject_CallMethod(lock, "acquire", "O", Py_False);
     int status = is_mine == NULL ? -1 : is_mine == Py_True;
     if (status > 0) {
-        status = (*number = next_number(self)) == 0 ? -1 : 1;
-        Py_ssize_t written = status < 0 ? -1 : stream_message(self, array->data, *number);
+        *number = next_number(self);
+        Py_ssize_t written = *number == 0 ? -1 : stream_message(self, array->data, *number);
+        status = written < 0 ? -1 : 1;
         if (status > 0 && written < self->kind.num_bytes) {
             PyObject *goes_on = PyObject_CallMethod(self->owner, "write_on", "OKny#L", array, (unsigned long long)*number,
                                                     written, self->kind.dtype, (Py_ssize_t)NAME, (long long)self->kind.tag);
             Py_XDECREF(goes_on);
-            status = goes_on == NULL ? -1 : status;
+            status = goes_on == NULL ? -1 : 2;
         }
+        PyObject *type, *error, *trace;
+        PyErr_Fetch(&type, &error, &trace); /* of Python, such as KeyboardInterrupt */
         PyObject *released = PyObject_CallMethod(lock, "release", NULL);
         Py_XDECREF(released);
-        status = released == NULL ? -1 : status;
+        if (released == NULL)
+            PyErr_Clear();
+        PyErr_Restore(type, error, trace);
     }
     Py_XDECREF(is_mine);
     Py_XDECREF(lock);
-    return status > 0 ? ring_wake(self) : status;
+    int woken = status > 0 ? ring_wake(self) : 1;
+    return woken < 0 ? woken : status;
 }
 
 int ring_send(Ring *self, Array *array, bool receives, uint64_t *number)

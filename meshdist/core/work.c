@@ -428,8 +428,8 @@ int await_sent(Calls *calls, Ring *ring, uint64_t number)
 static int carry(Handle *self)
 {
     Calls *calls = (Calls *)Py_NewRef(self->calls);
-    int status = 1;
-    calls->num_waits++;
+    int status = 1, takes = self->run != NULL && Py_TYPE(self->run) != step_type; /* messages */
+    calls->num_waits += takes;
     while (status > 0 && !self->is_done && self->run != NULL) {
         status = Py_TYPE(self->run) == step_type   ? carry_some(calls, self)
                  : Py_TYPE(self) == announced_type ? await_taken(calls, self)
@@ -441,7 +441,7 @@ static int carry(Handle *self)
         ring_ended(calls->timed);
         Py_CLEAR(calls->timed);
     }
-    calls->num_waits--;
+    calls->num_waits -= takes;
     Py_DECREF(calls);
     return status;
 }

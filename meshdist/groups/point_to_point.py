@@ -405,7 +405,9 @@ class PointToPoint(Exchanges):
 
     def _note(self, request: PersistentRequest | None, tensor: Array) -> None:
         note = self._group.calls.note
-        if note is not None and request is not None and isinstance(request.fast_path, core.Ring):
+        if note is None or request is None or tensor.dtype != request.facts[3]:  # another byte order is swapped
+            return
+        if isinstance(request.fast_path, core.Ring):
             name, sends = request.facts[0], request.facts[-1]
             sent, received = (tensor, None) if sends else (None, tensor)
             kind = () if name in ("send", "recv") else (request,)

@@ -36,8 +36,8 @@ from meshdist.runtime.work import PlannedWork, ReceiptWork, Work
 # timeout, and whether it is sent.
 Facts: TypeAlias = "tuple[str, str, str, np.dtype[Any], tuple[int, ...], int | None, int, float, bool]"
 
-# How long a receive is left to a thread that may wait for it.
-_NEW_NS = 250_000
+# How long a receive is left to a thread that may wait for it, and to one that takes messages while it waits.
+_NEW_NS, _AWAITED_NS = 250_000, 20_000_000
 # How long the progress thread looks for more of them: to wake it for each would take a tenth of an exchange's time.
 _QUIET_NS = 20_000_000
 # The longest time between two of its looks. It grows to that while threads wait for all in time: a look costs a rank
@@ -81,7 +81,10 @@ class MessageQueue(JobQueue):
 
 
 class PersistentRequest:
-    """The messages of one tag, dtype and shape to, or from, one rank or any, whose arguments have been checked."""
+    """The messages of one tag, dtype and shape to, or from, one rank or any, whose arguments have been checked.
+
+    The core makes one of another tag or shape by setting the same attributes.
+    """
 
     __slots__ = ("caller", "facts", "fast_path", "label", "source")
 
@@ -91,10 +94,6 @@ class PersistentRequest:
         self.source = source  # the global rank of the peer; -1 for any
         self.label = label  # of the messages; see `labelled_dtype`
         self.caller: CodeType | None = None  # the code that sent or received the last one
-
-    def like(self, facts: Facts, fast_path: FastPath) -> PersistentRequest:
-        """Return the messages of another tag, or shape, to or from the same rank."""
-        return PersistentRequest(facts, fast_path, self.source, self.label)
 
     def room(self) -> Array:
         """Return a new array for such a message."""
@@ -262,8 +261,8 @@ class _IsQuiet(WithoutBell):
         first, num_messages = receives.first(), receives.num_messages()
         if first is not None or num_messages != self._num_messages:
             self._num_messages, self._seen_ns = num_messages, now_ns
-        is_late = first is not None and first.created < now_ns - _NEW_NS and not receives.is_awaited()
-        if is_late or (first is not None and receives.is_closed):
+        left_ns = _AWAITED_NS if receives.is_awaited() else _NEW_NS
+        if first is not None and (first.created < now_ns - left_ns or receives.is_closed):
             receives.post_late()
         return receives.is_closed or now_ns - self._seen_ns > _QUIET_NS
 

@@ -3,6 +3,8 @@
 import os
 import signal
 import threading
+import time
+import weakref
 from datetime import timedelta
 
 import numpy as np
@@ -116,6 +118,48 @@ def send_what_nobody_takes(num_bytes):
 
 def test_a_message_that_nobody_takes_times_out(worlds):
     worlds.world("gloo", 2).run(send_what_nobody_takes, 2 * MIB)
+
+
+def arrays_that_are_kept(num_bytes, times):
+    """The receiver begins at another moment each time: before, while and after the sender writes what has room."""
+    kept, rank = [], dist.get_rank()
+    for number in range(times):
+        array = np.full(num_bytes, number % 256, np.uint8)
+        dist.barrier()
+        if rank == 0:
+            dist.send(array, 1)
+            kept.append(weakref.ref(array))
+        else:
+            begin = time.perf_counter() + 20e-6 * number
+            while time.perf_counter() < begin:
+                pass
+            take(array, number)
+    del array
+    return sum(reference() is not None for reference in kept)
+
+
+def test_no_array_is_kept_after_it_is_sent(worlds):
+    assert worlds.world("gloo", 2).run(arrays_that_are_kept, 2 * MIB, 100) == [0, 0]
+
+
+def interrupt_a_send(num_bytes, after_s):
+    group, array = dist.new_group(), np.zeros(num_bytes, np.uint8)
+    for _ in range(3):
+        (group.send if group.rank() == 0 else group.recv)(array, 1 - group.rank())
+    if group.rank() == 0:
+        previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, after_s)
+            with pytest.raises(KeyboardInterrupt):
+                group.send(array, 1)
+        finally:
+            signal.signal(signal.SIGALRM, previous)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("after_us", [100, 200, 300, 1000, 10_000])
+def test_a_send_that_nobody_takes_is_interrupted(worlds, after_us):
+    worlds.world("gloo", 2).run(interrupt_a_send, 2 * MIB, after_us * 1e-6)
 
 
 def die_instead_of_taking_the_rest(num_bytes):

@@ -49,15 +49,16 @@ def by_every_function(array, peer, tag):
 
 
 def with_new_tags_and_lengths(layout):
-    peer, room = 1 - dist.get_rank(), np.zeros(16 * MIB, np.uint8)
-    for tag, length in enumerate(LENGTHS * 2):
-        array = room[:length] if layout == "contiguous" else room[: 2 * length : 2]
+    dtype = np.dtype(np.int32).newbyteorder() if layout == "swapped" else np.dtype(np.uint8)
+    peer, room = 1 - dist.get_rank(), np.zeros(16 * MIB // dtype.itemsize, dtype)
+    for tag, length in enumerate(number // dtype.itemsize for number in LENGTHS * 2):
+        array = room[: 2 * length : 2] if layout == "strided" else room[:length]
         if layout == "square" and length >= 4:
             array = room[: length // 4 * 4].reshape(4, -1)
         by_every_function(array, peer, 7 * tag)
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "strided", "square"])
+@pytest.mark.parametrize("layout", ["contiguous", "strided", "square", "swapped"])
 def test_they_arrive_whatever_their_tags_and_sizes(worlds, layout):
     worlds.world("gloo", 2).run(with_new_tags_and_lengths, layout)
 
@@ -83,13 +84,14 @@ def functions_of_new_kinds():
     for call in (of_a_new_tag, of_a_new_size, both_ways):
         for _ in range(5):
             call()
-        found[call.__name__] = {"send", "recv", "isend", "irecv"} & set(fewest_functions(call))
+        found[call.__name__] = fewest_functions(call)
     return found
 
 
-def test_python_does_not_send_or_receive_them(worlds):
+def test_they_are_made_without_python(worlds):
+    """In whose functions a signal handler might raise an error that the core takes for its own."""
     for found in worlds.world("gloo", 2).run(functions_of_new_kinds):
-        assert found == {"of_a_new_tag": set(), "of_a_new_size": set(), "both_ways": set()}
+        assert found == {"of_a_new_tag": [], "of_a_new_size": [], "both_ways": []}
 
 
 def records_of_new_kinds():
@@ -120,6 +122,11 @@ def wrong_ones():
     read_only = array[:3]
     read_only.flags.writeable = False
     fails(ValueError, lambda: group.recv(read_only, peer, tag=1), "read-only")
+    for shape in ((8,), (3, 3)):  # that of a known kind, and another one
+        repeated = np.broadcast_to(np.zeros(1), shape)
+        repeated.flags.writeable = True
+        for call in (group.recv, group.irecv):
+            fails(ValueError, lambda call=call, repeated=repeated: call(repeated, peer, tag=1), "repeats elements")
     group.barrier()
     if peer:
         group.send(array[:5], peer, tag=9)

@@ -67,3 +67,12 @@ def test_what_a_thread_takes_while_it_waits_is_not_posted_before_that_ends(clock
     messages.is_awaited = False
     assert not _IsQuiet(receives).ready()
     assert messages.posted == [late]
+
+
+def test_what_no_wait_takes_for_long_is_posted(clock, messages, receives):
+    late = SimpleNamespace(record=SimpleNamespace(created=clock.ns), queue=None)
+    receives.works.append(late)
+    messages.is_awaited = True  # whenever it looks, by a wait that takes other messages
+    clock.ns += 30 * MS
+    assert not _IsQuiet(receives).ready()
+    assert messages.posted == [late]

@@ -172,9 +172,13 @@ class ShmGroup:
         """
         slots = slots or self.region.slots
         if num_bytes > self._reserved.get(slots, 0):
-            num_bytes = min(slots.slot_bytes, 1 << (num_bytes - 1).bit_length())
-            self.region.reserve_slots(slots, self.backend.rank, num_bytes)
-            self._reserved[slots] = num_bytes
+            with_room = min(slots.slot_bytes, 1 << (num_bytes - 1).bit_length())
+            try:
+                self.region.reserve_slots(slots, self.backend.rank, with_room)
+            except DistBackendError:
+                self.region.reserve_slots(slots, self.backend.rank, num_bytes)
+                with_room = num_bytes
+            self._reserved[slots] = with_room
 
     def begin_exposure(self, blocks: Blocks, begin: int, end: int) -> None:
         """Record what peers write into from the step of the word `begin` to that of `end`."""
