@@ -601,9 +601,12 @@ failed:
     return NULL;
 }
 
-/* A message of a new tag or size is known by one that is like it. */
+/* A message of a new tag or size is known by one that is like it. Not those of other calls: Python keeps what their
+   messages need, from the first on. */
 static Memo *find_like(Function *self, PyObject *const *args, int num_args, PyObject *kwnames)
 {
+    if (self->tag_place < 0)
+        return NULL;
     PyObject *slot = self->is_bound ? NULL : current_slot();
     Py_XDECREF(slot);
     for (int i = 0; i < MOST_MEMOS; i++) {

@@ -141,3 +141,25 @@ def wrong_ones():
 
 def test_wrong_ones_are_refused_as_if_they_were_the_first(worlds):
     worlds.world("gloo", 2).run(wrong_ones)
+
+
+def functions_of_exchanges():
+    rank, size, found = dist.get_rank(), dist.get_world_size(), []
+    mesh = dist.init_device_mesh("cpu", (size,), mesh_dim_names=("x",))
+    for length in (1, 300, 20 * KIB, 300 * KIB):
+        given, taken, whole = np.zeros(length), np.zeros(length), np.zeros((length + 2, 6))
+        for call in (
+            lambda given=given, taken=taken: dist.sendrecv(given, taken, (rank + 1) % size, (rank - 1) % size),
+            lambda whole=whole: mesh.halo_exchange(whole),
+        ):
+            for _ in range(6):
+                call()
+            found.append(len(fewest_functions(call)))
+    return found
+
+
+def test_exchanges_of_each_size_are_made_by_the_core(worlds):
+    """Python looks at the arrays of a halo exchange, as many of its functions for each size."""
+    for found in worlds.world("gloo", 2).run(functions_of_exchanges):
+        assert found[::2] == [0] * 4
+        assert len(set(found[1::2])) == 1
