@@ -149,8 +149,8 @@ def interrupt_a_send(num_bytes, after_s):
     if group.rank() == 0:
         previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
         try:
-            signal.setitimer(signal.ITIMER_REAL, after_s)
             with pytest.raises(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, after_s)
                 group.send(array, 1)
         finally:
             signal.signal(signal.SIGALRM, previous)
