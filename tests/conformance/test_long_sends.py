@@ -146,12 +146,15 @@ def interrupt_a_send(num_bytes, after_s):
     group, array = dist.new_group(), np.zeros(num_bytes, np.uint8)
     for _ in range(3):
         (group.send if group.rank() == 0 else group.recv)(array, 1 - group.rank())
+
+    def send():
+        signal.setitimer(signal.ITIMER_REAL, after_s)
+        group.send(array, 1)
+
     if group.rank() == 0:
         previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
         try:
-            with pytest.raises(KeyboardInterrupt):
-                signal.setitimer(signal.ITIMER_REAL, after_s)
-                group.send(array, 1)
+            fails(KeyboardInterrupt, send)
         finally:
             signal.signal(signal.SIGALRM, previous)
     dist.barrier()
