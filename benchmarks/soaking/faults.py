@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -172,9 +172,7 @@ class Ranks:
         while silent:
             ready = wait(list(silent.values()), max(0.0, until_s - time.monotonic()))
             if not ready:
-                for rank in silent:  # what it is doing instead is on its stderr
-                    os.kill(self.processes[rank].pid, signal.SIGUSR2)
-                time.sleep(_SHOWN_S)
+                self._show(silent)
                 return ends
             for rank in [rank for rank, line in silent.items() if line in ready]:
                 try:
@@ -186,6 +184,13 @@ class Ranks:
                     del silent[rank]
         return ends
 
+    def _show(self, ranks: Collection[int]) -> None:
+        """Have ranks write to their stderr what they are doing."""
+        for rank in ranks:
+            os.kill(self.processes[rank].pid, signal.SIGUSR2)
+        if ranks:
+            time.sleep(_SHOWN_S)
+
     def close(self, timeout_s: float) -> list[int]:
         """End what has not ended; return the ranks that did not end by themselves."""
         victim = self.processes[self.trial.victim]
@@ -195,6 +200,7 @@ class Ranks:
         for process in self.processes:
             process.join(max(0.0, end - time.monotonic()))
         left = [rank for rank, process in enumerate(self.processes) if process.is_alive()]
+        self._show(left)
         for process in self.processes:
             process.kill()
             process.join()
