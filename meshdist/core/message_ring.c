@@ -595,15 +595,6 @@ static PyObject *ring_call(PyObject *object, PyObject *const *args, size_t nargs
     return moved < 0 ? NULL : PyBool_FromLong(moved);
 }
 
-/* The header of all messages of a kind but for what is a message's own. */
-static Header header_of(const Ring *self, const Header *like, int64_t tag, Py_ssize_t num_bytes)
-{
-    Header header = *like;
-    header.tag = tag, header.num_bytes = num_bytes;
-    header.kind = !self->is_async && num_bytes > self->eager_bytes ? RTS : EAGER;
-    return header;
-}
-
 PyObject *ring_like(const Ring *other, int64_t tag, Py_ssize_t num_bytes)
 {
     if (num_bytes > other->most_bytes)
@@ -616,7 +607,8 @@ PyObject *ring_like(const Ring *other, int64_t tag, Py_ssize_t num_bytes)
     self->trial.messages = 0, self->trial.began_ns = 0;
     self->messages_then = self->last_alone = 0, self->is_lone = false;
     self->num_lone = self->num_in_vain = 0, self->spins = SPINS;
-    self->kind = header_of(other, &other->kind, tag, num_bytes);
+    self->kind.tag = tag, self->kind.num_bytes = num_bytes;
+    self->kind.kind = ring_waits(self) ? RTS : EAGER;
     Py_INCREF(self->locked), Py_INCREF(self->queues), Py_INCREF(self->owner), Py_INCREF(self->nones);
     Py_INCREF(self->wake), Py_INCREF(self->announced);
     PyObject *memory = other->memory.obj;

@@ -148,7 +148,7 @@ class PointToPoint(Exchanges):
         if request is not None:
             self._note(request, tensor)
         elif given is tensor and of == "send" and dst != self._rank:
-            self._note(self._keep_request(requests, of, array, dst, tag, backend.fast_send, sends=True), tensor)
+            self._keep_request(requests, of, tensor, array, dst, tag, backend.fast_send, sends=True)
         elif type(tensor) is ObjectMessage:
             self.known.sent_objects(record.facts, backend.fast_send, tensor, self.send)
 
@@ -196,7 +196,7 @@ class PointToPoint(Exchanges):
             self.known.received(record.facts, backend, tensor, incoming.source)
             self.known.note_receive(record.facts, tensor)
         if request is None and array is tensor and src is not None and src != self._rank and of == "recv":
-            self._note(self._keep_request(requests, of, packed, src, tag, backend.fast_recv, sends=False), tensor)
+            self._keep_request(requests, of, tensor, packed, src, tag, backend.fast_recv, sends=False)
         return incoming.source
 
     def isend(self, tensor: Any, dst: int, tag: int, of: str = "isend", label: str = "") -> Work:
@@ -227,8 +227,7 @@ class PointToPoint(Exchanges):
         if request is not None:
             self._note(request, tensor)
         elif array is tensor and dst != self._rank:
-            request = self._keep_request(requests, of, packed, dst, tag, backend.fast_isend, sends=True, label=label)
-            self._note(request, tensor)
+            self._keep_request(requests, of, tensor, packed, dst, tag, backend.fast_isend, sends=True, label=label)
         elif type(tensor) is ObjectMessage:
             self.known.sent_objects(record.facts, backend.fast_isend, tensor, self.isend)
         return work
@@ -272,8 +271,7 @@ class PointToPoint(Exchanges):
         # There is no fast path until the first message has come.
         is_new = request is None or request.fast_path is None
         if is_new and array is tensor and src is not None and src != self._rank:
-            request = self._keep_request(requests, of, packed, src, tag, backend.fast_recv, sends=False, label=label)
-            self._note(request, tensor)
+            self._keep_request(requests, of, tensor, packed, src, tag, backend.fast_recv, sends=False, label=label)
         elif type(tensor) is ObjectMessage:
             self.known.note_receive(facts, None, PersistentRequest(facts, None, -1))
         elif packed is tensor and src is None and not label:
@@ -403,11 +401,9 @@ class PointToPoint(Exchanges):
         self._note(request, tensor)
         return True
 
-    def _note(self, request: PersistentRequest | None, tensor: Array) -> None:
-        note = self._group.calls.note
-        if note is None or request is None or tensor.dtype != request.facts[3]:  # another byte order is swapped
-            return
-        if isinstance(request.fast_path, core.Ring):
+    def _note(self, request: PersistentRequest, tensor: Array) -> None:
+        note, is_swapped = self._group.calls.note, tensor.dtype != request.facts[3]
+        if note is not None and isinstance(request.fast_path, core.Ring) and not is_swapped:
             name, sends = request.facts[0], request.facts[-1]
             sent, received = (tensor, None) if sends else (None, tensor)
             kind = () if name in ("send", "recv") else (request,)
@@ -417,6 +413,7 @@ class PointToPoint(Exchanges):
         self,
         requests: dict[Any, PersistentRequest],
         of: str,
+        tensor: Array,
         array: Array,
         peer: int,
         tag: int,
@@ -424,13 +421,12 @@ class PointToPoint(Exchanges):
         *,
         sends: bool,
         label: str = "",
-    ) -> PersistentRequest | None:
+    ) -> None:
         # The caller passes the dict that it used: if the group was closed meanwhile, the group has another one.
-        if not array.dtype.isnative:  # other byte orders are swapped at each call
-            return None
-        request = self._request(of, array, peer, tag, fast, sends=sends, label=label)
-        remember(requests, (peer, tag, array.dtype, array.shape, label), request)
-        return request
+        if array.dtype.isnative:  # other byte orders are swapped at each call
+            request = self._request(of, array, peer, tag, fast, sends=sends, label=label)
+            remember(requests, (peer, tag, array.dtype, array.shape, label), request)
+            self._note(request, tensor)
 
     def _request(
         self, of: str, array: Array, peer: int, tag: int, fast: Any, *, sends: bool, label: str = ""
