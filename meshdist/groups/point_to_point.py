@@ -66,13 +66,7 @@ class PointToPoint(Exchanges):
         # Requests whose arguments have been checked, by peer, tag, dtype and shape; emptied when the group ends.
         self._sends: dict[Any, PersistentRequest] = {}
         self._receives: dict[Any, PersistentRequest] = {}
-        self.deferral = DeferredReceives(
-            self._take_deferred,
-            self._post_deferred,
-            lambda: self.num_messages,
-            lambda: group.calls.num_waits > 0,
-            progress,
-        )
+        self.deferral = DeferredReceives(self._take_deferred, self._post_deferred, lambda: group.calls, progress)
         self.deferred = self.deferral.works
         self.announcing = AnnouncedSends(self._post_announced, self.deferral)
         # Checked peers: global rank -> rank in the group.

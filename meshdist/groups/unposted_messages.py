@@ -258,10 +258,10 @@ class _IsQuiet(WithoutBell):
 
     def ready(self) -> bool:
         receives, now_ns = self._receives, clock()
-        first, num_messages = receives.first(), receives.num_messages()
+        first, num_messages = receives.first(), receives.calls().num_messages
         if first is not None or num_messages != self._num_messages:
             self._num_messages, self._seen_ns = num_messages, now_ns
-        left_ns = _AWAITED_NS if receives.is_awaited() else _NEW_NS
+        left_ns = _AWAITED_NS if receives.calls().num_waits else _NEW_NS
         if first is not None and (first.created < now_ns - left_ns or receives.is_closed):
             receives.post_late()
         return receives.is_closed or now_ns - self._seen_ns > _QUIET_NS
@@ -287,8 +287,7 @@ class DeferredReceives(Unposted):
     waited for soon.
 
     `take` receives the message of a work, if it comes within moments, and returns whether it has; `post` posts its
-    receive; `num_messages` counts those that this rank has sent or received in the group; `is_awaited` says whether a
-    thread takes them in the core while it waits.
+    receive; `calls` returns the numbers of the group's calls.
     """
 
     MOST, LONG_BYTES = 64, 64 << 10
@@ -297,11 +296,10 @@ class DeferredReceives(Unposted):
         self,
         take: Callable[[Deferred], bool],
         post: Callable[[Deferred], None],
-        num_messages: Callable[[], int],
-        is_awaited: Callable[[], bool],
+        calls: Callable[[], core.Calls],
         progress: Progress,
     ) -> None:
-        self._take, self._post, self.num_messages, self.is_awaited = take, post, num_messages, is_awaited
+        self._take, self._post, self.calls = take, post, calls
         self._queue = JobQueue(progress)
         self._is_watched = False
         self.posted_late_ns = clock()  # when the progress thread has posted receives, at last

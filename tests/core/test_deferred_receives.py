@@ -21,23 +21,21 @@ def clock():
 
 @pytest.fixture
 def messages():
-    return SimpleNamespace(number=0, posted=[], is_awaited=False)
+    return SimpleNamespace(num_messages=0, num_waits=0, posted=[])
 
 
 @pytest.fixture
 def receives(clock, messages):
-    return DeferredReceives(
-        mock.Mock(), messages.posted.append, lambda: messages.number, lambda: messages.is_awaited, mock.Mock()
-    )
+    return DeferredReceives(mock.Mock(), messages.posted.append, lambda: messages, mock.Mock())
 
 
 def test_a_message_that_is_being_taken_is_no_quiet(clock, messages, receives):
     quiet = _IsQuiet(receives)
-    messages.number += 1
+    messages.num_messages += 1
     assert not quiet.ready()
     for _ in range(5):  # whenever it looks, the only receive is in the hands of the thread that waits for it
         clock.ns += 15 * MS
-        messages.number += 1
+        messages.num_messages += 1
         assert not quiet.ready()
     clock.ns += 15 * MS
     assert not quiet.ready()
@@ -61,10 +59,10 @@ def test_what_a_thread_takes_while_it_waits_is_not_posted_before_that_ends(clock
     late = SimpleNamespace(record=SimpleNamespace(created=clock.ns), queue=None)
     receives.works.append(late)
     clock.ns += MS
-    messages.is_awaited = True
+    messages.num_waits = 1
     assert not _IsQuiet(receives).ready()
     assert messages.posted == []
-    messages.is_awaited = False
+    messages.num_waits = 0
     assert not _IsQuiet(receives).ready()
     assert messages.posted == [late]
 
@@ -72,7 +70,7 @@ def test_what_a_thread_takes_while_it_waits_is_not_posted_before_that_ends(clock
 def test_what_no_wait_takes_for_long_is_posted(clock, messages, receives):
     late = SimpleNamespace(record=SimpleNamespace(created=clock.ns), queue=None)
     receives.works.append(late)
-    messages.is_awaited = True  # whenever it looks, by a wait that takes other messages
+    messages.num_waits = 1  # whenever it looks, by a wait that takes other messages
     clock.ns += 30 * MS
     assert not _IsQuiet(receives).ready()
     assert messages.posted == [late]
