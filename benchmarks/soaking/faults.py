@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ _COMPARED = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter_
 _KINDS = ("DistBackendError", "DistTimeoutError", "DistNetworkError", "DistStoreError", "PeerConnectionError")
 _UNDER_WAY_S = 60.0
 _LONGEST_PAUSE_S = 0.02
+_AGAIN_S = 0.01  # until a Ctrl-C that was dropped is repeated
 _SHOWN_S = 1.0  # until the stacks of a rank that noticed nothing are on its stderr
 
 
@@ -85,6 +87,7 @@ def play(trial: Trial, rank: int, port: int, variables: dict[str, str], line: Co
     """Be one rank of a trial: play until it fails, say how, and end with that."""
     os.environ.update(variables)
     faulthandler.register(signal.SIGUSR2)  # shows the stacks of all threads
+    sys.unraisablehook = _interrupt_again
     # In the group of a shell that ends meanwhile, the kernel would continue a stopped rank.
     os.setpgrp()
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=_UNDER_WAY_S)
@@ -110,6 +113,13 @@ def play(trial: Trial, rank: int, port: int, variables: dict[str, str], line: Co
     except BaseException as error:
         line.send(End(time.monotonic(), type(error).__name__, str(error)))
         raise
+
+
+def _interrupt_again(lost: sys.UnraisableHookArgs) -> None:
+    """Repeat a Ctrl-C that Python has dropped, as it does in callbacks of its own, such as those of weak references."""
+    sys.__unraisablehook__(lost)
+    if isinstance(lost.exc_value, KeyboardInterrupt):
+        threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
 def _befall(trial: Trial, step: Step, side: Side, line: Connection) -> Side:
