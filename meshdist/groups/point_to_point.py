@@ -38,7 +38,7 @@ from meshdist.runtime.hooks import EXCHANGE_CALLS, MESSAGE_CALLS, CallObserver
 from meshdist.runtime.job import Job
 from meshdist.runtime.object_messages import ObjectMessage, ObjectsWork, async_calls
 from meshdist.runtime.plan_cache import remember
-from meshdist.runtime.progress import Progress
+from meshdist.runtime.progress import JobQueue, Progress
 from meshdist.runtime.waiting import Incoming, Waitable
 from meshdist.runtime.work import ReceiptWork, Work, done_work
 
@@ -292,7 +292,9 @@ class PointToPoint(Exchanges):
         """Wait for the messages in progress; receives that get no message in time fail."""
         self.deferral.is_closed = True
         self.post_deferred()
-        works = self._progress.works(list(self._queues.values()))
+        queues: list[JobQueue] = list(self._queues.values())
+        self._progress.take_up(queues)
+        works = self._progress.works(queues)
         try:
             for work in works:
                 # A receive may have no matching send. Sends have the group's timeout; ranks that wait for each other to
@@ -326,12 +328,14 @@ class PointToPoint(Exchanges):
         try:
             if not work.take():
                 return False
+            work.source = work.request.source
+            work.record.facts = work.request.facts  # with the number of objects that have come
+            work.record.completed = clock()
+            work.queue = None
+            work.complete(None)
         except BaseException as error:
             work.complete(self._group.fail(error, self._group.error_prefix(work.request.facts[0]), work.record))
             raise
-        work.source = work.request.source
-        work.record.facts = work.request.facts  # with the number of objects that have come
-        work.record.completed = clock()
         return True
 
     def _post_deferred(self, work: Deferred) -> None:

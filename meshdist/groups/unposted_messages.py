@@ -118,6 +118,7 @@ class Unposted(ABC):
 
     works: deque[Any]
     _lock: Any
+    _post: Callable[[Any], None]
 
     def disown(self, error: DistError) -> None:
         """In a forked child: fail the messages, also if a thread that the child does not have was posting them."""
@@ -130,6 +131,32 @@ class Unposted(ABC):
     @abstractmethod
     def post_all(self) -> None:
         """Post the messages, in their order."""
+
+    @contextmanager
+    def _first_in_hand(self) -> Iterator[Any]:
+        """Give the work of the first message, and take it out at the end; None if that has been dealt with.
+
+        Meanwhile it has no queue: what is done with it may come back here. If that raises, such as for Ctrl-C, or gives
+        it the queue again, it stays.
+        """
+        first = self.works[0]
+        is_mine = first.queue is self and not first._is_done
+        try:
+            if is_mine:
+                first.queue = None
+            yield first if is_mine else None
+        except BaseException:
+            if is_mine and first.queue is None and not first._is_done:
+                first.queue = self
+            raise
+        if first.queue is not self and self.works and self.works[0] is first:
+            self.works.popleft()
+
+    def _post_each(self) -> None:
+        while self.works:
+            with self._first_in_hand() as work:
+                if work is not None:
+                    self._post(work)
 
     def hasten(self) -> None:
         """Post all: a callback waits for a message."""
@@ -359,17 +386,19 @@ class DeferredReceives(Unposted):
         """Receive the message of `work`, and those before it, or post them all."""
         with self._lock, self._in_hand():
             while work in self.works:
-                first = self.works.popleft()
-                try:
-                    is_taken = self._take(first)
-                except BaseException as error:  # of `first`, raised in the wait for `work`
-                    hand_over(error)
-                    raise
-                if is_taken:
-                    first.queue = None
-                    first.complete(None)
-                else:
-                    self.works.appendleft(first)
+                with self._first_in_hand() as first:
+                    if first is None:
+                        continue
+                    try:
+                        is_taken = self._take(first)
+                    except BaseException as error:  # of `first`, raised in the wait for `work`
+                        hand_over(error)
+                        raise
+                    if not is_taken:
+                        first.queue = self
+                if not is_taken:
+                    if first not in self.works:
+                        self.works.appendleft(first)
                     self.post_all()
         queue = work.queue  # another thread may take it out
         if queue is not None and queue is not self:
@@ -377,10 +406,7 @@ class DeferredReceives(Unposted):
 
     def post_all(self) -> None:
         with self._lock, self._in_hand():
-            while self.works:
-                work = self.works.popleft()
-                work.queue = None
-                self._post(work)
+            self._post_each()
 
     @contextmanager
     def _in_hand(self) -> Iterator[None]:
@@ -404,9 +430,9 @@ class AnnouncedWork(UnpostedWork):
 
     __slots__ = ()
 
-    def complete(self, error: BaseException | None) -> None:
+    def settle(self, error: BaseException | None) -> None:
+        super().settle(error)
         self._release()
-        super().complete(error)
 
 
 class AnnouncedSends(Unposted):
@@ -432,10 +458,7 @@ class AnnouncedSends(Unposted):
 
     def post_all(self) -> None:
         with self._lock:
-            while self.works:
-                work = self.works.popleft()
-                work.queue = None
-                self._post(work)
+            self._post_each()
 
 
 if core.module is not None:

@@ -16,8 +16,8 @@ class Job:
     """A call that the progress thread carries out."""
 
     __slots__ = (
-        "_steps", "deadline", "error", "error_prefix", "failed", "make_steps", "record", "timeout_s", "waiting_for",
-        "watch", "work",
+        "_is_over", "_steps", "deadline", "error", "error_prefix", "failed", "make_steps", "record", "timeout_s",
+        "waiting_for", "watch", "work",
     )  # fmt: skip
 
     def __init__(
@@ -39,16 +39,19 @@ class Job:
         self.waiting_for: Waitable | None = None
         self.deadline: Deadline | None = None
         self._steps: Iterator[Waitable] | None = None
+        self._is_over = False  # done, or failed
 
     def advance(self, check: bool, observer: WaitObserver | None = None) -> bool:
         """Advance as far as possible without waiting; return True when the call is done or has failed.
 
         With `check`, it also checks the peers and the deadline, which takes longer; `observer` reports long waits.
         """
+        if self._is_over:
+            return True
         carried.place = self.record.code, self.record.instruction
         try:
             steps = self._steps
-            if self.error is not None:  # the core could not begin the call
+            if self.error is not None:  # the core could not begin the call, or this was interrupted below
                 raise self.error
             if steps is None:
                 self.record.started = self.record.started or clock()
@@ -58,6 +61,7 @@ class Job:
                 waitable = self.waiting_for = next(steps, None)
                 if waitable is None:
                     self.record.completed = clock()
+                    self._is_over = True
                     return True
             if self.deadline is None:
                 self.deadline = Deadline(self.timeout_s)
@@ -68,19 +72,21 @@ class Job:
                 if missing is not None and not waitable.ready():
                     raise timed_out(self.error_prefix, self.timeout_s, missing, self.watch)
         except BaseException as error:  # raised again where the user waits for this work
+            self.error = error
             if self.watch is not None and isinstance(error, DistError):
                 error = self.watch.give_up(error) or error
             self.error = self.failed(error, self.error_prefix, self.record)
+            self._is_over = True
             return True
         finally:
             carried.place = None
         return False
 
-    def end(self) -> None:
-        """Complete the work of a call that is done or has failed, which runs the callbacks."""
+    def settle(self) -> None:
+        """Settle the work of a call that is done or has failed."""
         if self.watch is not None:
             self.watch.end()
-        self.work.complete(self.error)
+        self.work.settle(self.error)
 
     def job(self) -> Job:
         """Return this job: an entry of a queue has one."""

@@ -204,7 +204,7 @@ class Progress:
         self._active: tuple[JobQueue, ...] = ()
         self._asleep_on: Doorbell | None = None
         self._thread: ProgressThread | None = None
-        self._stopping = False
+        self._stopping = self._has_started = False
         self._is_napping = self._is_urgent = False
         # The works that threads wait for and carry out: meanwhile the progress thread takes up no other calls.
         self._carried: set[Work] = set()
@@ -226,11 +226,13 @@ class Progress:
         A peer may need a call of another queue before it makes the one that this thread waits for.
         """
         end_s = 0.0
-        # Few calls are left to the progress thread if it has begun: Ctrl-C in this thread then disturbs none of them.
-        queue.wanted = len(queue.jobs) >= _TAKEN_OVER
-        if queue.wanted and queue.carrier.locked():
-            self._wake()  # the progress thread sleeps until a peer comes
+        self.take_up([queue])
         try:
+            # Few calls are left to the progress thread if it has begun: Ctrl-C in this thread then disturbs none of
+            # them.
+            queue.wanted = len(queue.jobs) >= _TAKEN_OVER
+            if queue.wanted and queue.carrier.locked():
+                self._wake()  # the progress thread sleeps until a peer comes
             self._carried.add(work)
             while not work.is_completed() and (queue.wanted or not queue.carrier.locked()):
                 moved = [self._carry_one(other) for other in self._active]
@@ -256,37 +258,44 @@ class Progress:
         self._wake()
 
     def _carry_one(self, queue: JobQueue) -> bool:
-        # Advance the head of a queue; return whether it is done.
+        # Advance the head of a queue; return whether it is done. Ctrl-C may come anywhere: the call stays in the queue,
+        # for the next thread that looks there.
         if not queue.jobs:
             return False
-        job = done = None
+        job: Job | None = None
         # Acquires and remembers it in one step: a KeyboardInterrupt comes before or after that.
         is_mine: list[bool] = []
         try:
             is_mine.extend(map(queue.carrier.acquire, _AT_ONCE))
-            if not is_mine[0]:
+            entry = queue.head() if is_mine[0] else None
+            # Callbacks are for the progress thread: they may make calls.
+            if entry is None or entry.work.has_callbacks:
                 return False
-            job = queue.first()
-            # Callbacks are for the progress thread.
-            if job is not None and not job.work.has_callbacks and job.advance(check=False):
-                queue.completing = job.work
+            if not entry.work._is_done:
+                job = entry.job()
+                if not job.advance(check=False):
+                    return False
+                job.settle()
+            if not entry.work.has_callbacks:
                 queue.jobs.popleft()
-                done = job
         finally:
             if is_mine and is_mine[0]:
-                queue.carrier.release()  # before callbacks run that were added meanwhile: they may make calls
-        if done is None:
-            return False
-        done.end()
-        queue.completing = None
-        if isinstance(done.error, KeyboardInterrupt):
-            raise done.error
+                queue.carrier.release()
+        if job is not None and isinstance(job.error, KeyboardInterrupt):
+            raise job.error
         return True
 
     def drain(self, queue: JobQueue) -> None:
         """Wait until the calls of a queue are done or have failed; each has its deadline."""
+        self.take_up([queue])
         for work in self.works([queue]):
             work.await_done(None, "draining a group")
+
+    def take_up(self, queues: list[JobQueue]) -> None:
+        """Have the thread know of all calls in the queues: Ctrl-C may have come right after one was appended."""
+        for queue in queues:
+            if queue.jobs and not queue.active:
+                self.activate(queue)
 
     def works(self, queues: list[JobQueue]) -> list[Work]:
         """Return the works of the calls in the queues, and of the call that is being completed."""
@@ -320,10 +329,7 @@ class Progress:
     def activate(self, queue: JobQueue) -> None:
         """Take a queue into the list; start or wake the thread."""
         with self._lock:
-            if not queue.active:
-                queue.active = True
-                self._active = (*self._active, queue)
-            if self._thread is None:
+            if not self._has_started:
                 # Callbacks run on this thread and need the context, which has the world of a rank that is a thread.
                 self._thread = ProgressThread(
                     target=copy_context().run, args=(self._run,), name=self._name, daemon=True
@@ -331,9 +337,15 @@ class Progress:
                 try:
                     start_thread(self._thread)
                 except DistError:
-                    self._thread, self._active, queue.active = None, (), False
+                    self._thread = None
                     queue.jobs.clear()
                     raise
+                # Ctrl-C in `start` may leave a thread that never runs. Then the next call makes another, and this one
+                # ends if it runs after all.
+                self._has_started = True
+            if not queue.active:  # last: no later call would start the thread
+                queue.active = True
+                self._active = (*self._active, queue)
         if not self._is_napping:
             self._wake()
 
@@ -346,7 +358,7 @@ class Progress:
         bell = self._bells.mine()
         mine: list[JobQueue] = []  # what this thread carries out
         spins = naps = 0
-        while not self._stopping:
+        while not self._stopping and self._thread is threading.current_thread():
             queues = self._active
             self._take_up(queues, mine)
             last_spin = spins >= SPINS
@@ -367,6 +379,8 @@ class Progress:
                 self._is_napping = False
             else:
                 self._sleep(bell, queues, mine)
+        for queue in mine:
+            queue.carrier.release()
 
     def _take_up(self, queues: tuple[JobQueue, ...], mine: list[JobQueue]) -> None:
         # Calls that somebody waits for, or that nobody has waited for in their first moments.
@@ -395,15 +409,21 @@ class Progress:
         jobs = queue.jobs
         moved = False
         while jobs and not queue.wanted:
-            job = jobs[0].job()
+            entry = jobs[0]
+            if entry.work._is_done:  # a thread has carried it out that was interrupted, or leaves callbacks to this one
+                jobs.popleft()
+                entry.work.run_callbacks()
+                continue
+            job = entry.job()
             if not job.advance(check, self.observer):
                 return moved
             moved = True
             # A waiting thread may make its next call at once, which must find the queue without this job.
             queue.completing = job.work
             jobs.popleft()
-            job.end()
-            del job
+            job.settle()
+            job.work.run_callbacks()
+            del job, entry
             queue.completing = None  # release the arrays of the call
         return moved
 

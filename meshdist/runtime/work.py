@@ -85,10 +85,17 @@ class Completion(core.Handle, metaclass=_Handles):
         return dir(type(self))
 
     def complete(self, error: BaseException | None) -> None:
+        self.settle(error)
+        self.run_callbacks()
+
+    def settle(self, error: BaseException | None) -> None:
+        """Complete it, but for the callbacks."""
         if error is not None:
             keep(error)
         self._error = error
         self._is_done = True
+
+    def run_callbacks(self) -> None:
         while self._callbacks:
             self._run_next()
 
@@ -130,7 +137,7 @@ class Completion(core.Handle, metaclass=_Handles):
         # Sleep in slices: a signal that arrives just before the sleep, or in another thread, does not end it.
         is_done = lock.acquire(True, min(limit_s, _SLICE_S))
         while not is_done and (left_s := limit_s - (perf_counter_ns() - began_ns) * 1e-9) > 0:
-            is_done = lock.acquire(True, min(left_s, _SLICE_S))
+            is_done = lock.acquire(True, min(left_s, _SLICE_S)) or self._is_done
         if hasattr(self, "_observer"):
             self._observer.blocked(perf_counter_ns() - began_ns)
         return is_done
@@ -471,6 +478,6 @@ class PlannedWork(Work):
             raise IndexError(f"{self._error_prefix}: the call is done")
         return plan, sent, self._value
 
-    def complete(self, error: BaseException | None) -> None:
+    def settle(self, error: BaseException | None) -> None:
+        super().settle(error)
         self._release()
-        super().complete(error)

@@ -221,6 +221,8 @@ def start_thread(thread: threading.Thread) -> None:
     try:
         thread.start()
     except RuntimeError as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # Ctrl-C while `start` waited
+            raise error.__context__ from None
         raise DistError(
             f"{error}: no thread is left for {thread.name!r}; raise `ulimit -u`, or the container's limit of processes"
         ) from error

@@ -46,7 +46,7 @@ def test_a_message_that_is_being_taken_is_no_quiet(clock, messages, receives):
 def test_looks_are_rare_while_all_receives_are_waited_for_in_time(clock, messages, receives):
     clock.ns += 1000 * MS
     assert _IsQuiet(receives).poll_interval_s() > 10 * NAP_S  # also after it has been quiet
-    late = SimpleNamespace(record=SimpleNamespace(created=clock.ns), queue=None)
+    late = SimpleNamespace(record=SimpleNamespace(created=clock.ns), queue=receives, _is_done=False)
     receives.works.append(late)
     clock.ns += MS
     quiet = _IsQuiet(receives)
@@ -56,7 +56,7 @@ def test_looks_are_rare_while_all_receives_are_waited_for_in_time(clock, message
 
 
 def test_what_a_thread_takes_while_it_waits_is_not_posted_before_that_ends(clock, messages, receives):
-    late = SimpleNamespace(record=SimpleNamespace(created=clock.ns), queue=None)
+    late = SimpleNamespace(record=SimpleNamespace(created=clock.ns), queue=receives, _is_done=False)
     receives.works.append(late)
     clock.ns += MS
     messages.num_waits = 1
@@ -68,7 +68,7 @@ def test_what_a_thread_takes_while_it_waits_is_not_posted_before_that_ends(clock
 
 
 def test_what_no_wait_takes_for_long_is_posted(clock, messages, receives):
-    late = SimpleNamespace(record=SimpleNamespace(created=clock.ns), queue=None)
+    late = SimpleNamespace(record=SimpleNamespace(created=clock.ns), queue=receives, _is_done=False)
     receives.works.append(late)
     messages.num_waits = 1  # whenever it looks, by a wait that takes other messages
     clock.ns += 30 * MS
