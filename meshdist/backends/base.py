@@ -80,11 +80,12 @@ class Plan(ABC):
         known_apart: Checks whether the arrays of a call share memory.
         facts: What the flight recorder keeps of its calls.
         caller: The code that ran it last.
+        has_likes: Whether the `runner` is one from which the core makes those of calls on arrays of other sizes.
         go_on: Goes on after the first step of a call, in which the `runner` found that the ranks' sizes are not those
             agreed, or that arrays are shared; None for plans in which it looks for neither.
     """
 
-    copies = False
+    copies = has_likes = False
     go_on: Callable[[Any, Any], object] | None = None
     facts: CallFacts
     caller: CodeType | None = None

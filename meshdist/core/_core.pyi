@@ -120,6 +120,15 @@ class Step:
     # The same in two parts, the step and the rest, where ranks wait for all others.
     def begin(self, send: Any, recv: Any) -> bool | None: ...
     def finish(self, send: Any, recv: Any, phase: int = ...) -> None: ...
+    # Calls that put from the least to the most bytes are carried out in the same way, through these slots.
+    def set_alike(
+        self,
+        num_bytes: int,
+        bounds: tuple[int, int],
+        slots: tuple[int, int, int],  # the begin, the end, the size of each
+        form: tuple[tuple[str, str], tuple[str, str], bool, int],
+        hasher: Callable[[bytes], Any],
+    ) -> None: ...
 
 class Chunks:
     def __init__(

@@ -211,6 +211,16 @@ typedef struct {
     Py_ssize_t begin;
 } Strided;
 
+/* How a call of another size is carried out in the same way; see step_like.c. */
+typedef struct {
+    Py_ssize_t num_bytes, least_bytes, most_bytes; /* that a rank puts: of this call, and of those like it; 0 for none */
+    char *begin, *end; /* of all slots */
+    Py_ssize_t slot_bytes;
+    PyObject *words, *hasher; /* of the signature, around the shape of the arrays; and what makes its fingerprint */
+    int by_received;          /* that shape is of what is received */
+    Py_ssize_t num_sizes;     /* what is compared has the size so many times, or the shape if 0 */
+} Alike;
+
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
@@ -250,9 +260,12 @@ typedef struct {
     /* If no rank knows all sizes: those of this rank, and the table of all ranks' as it was when they were compared. */
     PyObject *agreed;
     char *sizes, *tables[2];
+    Alike alike;
 } Step;
 
 extern PyTypeObject *step_type;
+/* The lists of parts, one for each phase; or one for all, of which the places are so many bytes further. */
+static inline int num_lists(const Step *step) { return returns_early(step->awaited) ? 1 : 2; }
 /* The two halves of a call: put what is sent, signal, and copy what the rank keeps, which returns -1 with an error set; and,
    once all have signalled, take what is received. Of arrays that are `strided`, the others are NULL. */
 int step_begin(Step *step, char *const *sent, char *const *received, const Strided *strided, uint64_t *word, int *phase);
@@ -265,6 +278,14 @@ int step_rest(Step *step, uint64_t word, int phase, char *const *sent, char *con
 /* Carry out a call with these arrays, whose sizes have been checked. Returns -1 with an error set, and 1 if nothing has
    been taken because the ranks' sizes are not those agreed. */
 int step_run(Step *step, char *const *sent, char *const *received, const Strided *strided);
+
+/* ---- step_like.c: calls of one step like a known one */
+PyObject *step_set_alike(Step *step, PyObject *args);
+/* Whether a step is carried out in the same way if the array whose shape is in the words of the call, which had so many
+   bytes `before`, has so many `now`; and such a step, with its call in words. NULL if there is none, or with an error set. */
+bool step_is_alike(const Step *step, Py_ssize_t before, Py_ssize_t now);
+Step *step_like(const Step *other, const Array *array, Py_ssize_t before, Py_ssize_t now, Py_ssize_t row_bytes,
+                PyObject **text);
 
 /* The data of an array, or of a list of them. Returns how many there are; -1 if they are not plain arrays. */
 int read_arrays(PyObject *buffers, int flags, char **data);

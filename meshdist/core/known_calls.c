@@ -10,52 +10,18 @@
    A call that consists of messages, such as sendrecv, tells no facts: what carries it out again makes calls of its own,
    which record themselves and raise their errors; what it returns is the result, unless that is an argument, or a rank
    as before. */
-#include "core.h"
+#include "known_calls.h"
 
 #include <structmember.h>
 
 PyTypeObject *function_type, *calls_type, *try_lock_type, *array_type;
 
-enum { MOST_ARGS = 8, MOST_MEMOS = 64, MOST_KNOWN_ARRAYS = 64, MOST_KNOWN_ITEMS = 16 };
-
-/* numpy.integer. */
-static PyTypeObject *integer_type;
-/* A tuple: values of these types are compared by identity, besides None, numbers and strings. */
-static PyObject *identity_types;
 /* Adds to the message of a TypeError which argument was meant. */
 static PyObject *explain;
 /* Counts changes of the world, which functions without a group run over. */
 static uint64_t num_worlds;
 /* Ranks that are threads may have worlds of their own: what has the slot of the world of a context; NULL before. */
 static PyObject *world_slots;
-
-typedef struct Arg {
-    enum { IDENTICAL, ARRAY, LIST, OBJECTS, OBJECT, NUMBER, ITEMS } kind;
-    PyObject *value; /* or the dtype of an ARRAY, the type of a NUMBER or of what has ITEMS */
-    int64_t number;
-    int flags, num_dims, count;
-    Py_ssize_t *shape, num_bytes;
-    Py_ssize_t *strides; /* of an array that is not contiguous; NULL if any will do */
-    char *begin;         /* where its memory was */
-    struct Arg *items;
-} Arg;
-
-/* A kind of call: what its arguments are, and what carries it out. */
-typedef struct {
-    Calls *calls;
-    uint64_t world; /* at the time */
-    PyObject *slot; /* of the world of a function without a group */
-    PyObject *run, *facts, *prefix, *kwnames, *result; /* facts: None of a call that consists of messages */
-    PyObject *words; /* those of its Calls at the time */
-    PyObject *kind; /* of an async call, whose result is a new work: its Plan or PersistentRequest; else NULL */
-    PyObject *go_on; /* goes on with a step whose table was not the agreed one; else NULL */
-    long source;    /* of a message to receive */
-    int send, recv, tag, returned; /* arguments; -1 for none */
-    bool apart;               /* inputs may not share memory with outputs */
-    int num_users; /* besides the Function */
-    int num_args;
-    Arg args[MOST_ARGS];
-} Memo;
 
 typedef struct Function {
     PyObject_HEAD
@@ -82,209 +48,9 @@ typedef struct Active {
 
 static _Thread_local Active *active;
 
-/* ---- arguments */
-
-static void arg_clear(Arg *arg)
-{
-    Py_CLEAR(arg->value);
-    for (int i = 0; i < arg->count; i++)
-        arg_clear(&arg->items[i]);
-    PyMem_Free(arg->items);
-    PyMem_Free(arg->shape);
-    PyMem_Free(arg->strides);
-    arg->items = NULL, arg->shape = arg->strides = NULL, arg->count = 0;
-}
-
-/* Unless the array is contiguous, its strides are kept if `flags` ask for a contiguous one. */
-static bool learn_array(Arg *arg, PyObject *object, int flags)
-{
-    Array *array = (Array *)object;
-    bool keeps_strides = is_array(object) && (flags & C_CONTIGUOUS) && !(array->flags & C_CONTIGUOUS);
-    flags &= keeps_strides ? ~C_CONTIGUOUS : ~0;
-    if (!is_array(object) || (array->flags & flags) != flags)
-        return false;
-    arg->kind = ARRAY, arg->flags = flags, arg->num_dims = array->num_dims;
-    arg->value = Py_NewRef(array->dtype);
-    arg->shape = PyMem_New(Py_ssize_t, array->num_dims + 1);
-    PyObject *num_bytes = PyObject_GetAttrString(object, "nbytes");
-    if (arg->shape == NULL || num_bytes == NULL || (arg->num_bytes = PyLong_AsSsize_t(num_bytes)) < 0) {
-        Py_XDECREF(num_bytes);
-        PyErr_Clear();
-        return false;
-    }
-    Py_DECREF(num_bytes);
-    memcpy(arg->shape, array->shape, array->num_dims * sizeof *arg->shape);
-    arg->begin = array->data;
-    if (keeps_strides) {
-        char *end;
-        if ((arg->strides = PyMem_New(Py_ssize_t, array->num_dims)) == NULL)
-            return false;
-        memcpy(arg->strides, array->strides, array->num_dims * sizeof *arg->strides);
-        extent_of(array, arg->num_bytes / num_elements(array), &arg->begin, &end);
-    }
-    return true;
-}
-
-/* Keep what an argument of `send` or `recv` was; return whether it can be kept. */
-static bool learn_buffers(Arg *arg, PyObject *object, int flags)
-{
-    if (!PyList_CheckExact(object))
-        return learn_array(arg, object, flags);
-    Py_ssize_t size = PyList_GET_SIZE(object);
-    if (size > MOST_KNOWN_ARRAYS || (arg->items = PyMem_Calloc(size + 1, sizeof *arg->items)) == NULL)
-        return false;
-    arg->kind = LIST, arg->count = (int)size;
-    for (Py_ssize_t i = 0; i < size; i++) {
-        if (!learn_array(&arg->items[i], PyList_GET_ITEM(object, i), flags))
-            return false;
-    }
-    return true;
-}
-
-/* Objects are pickled, or replaced: a call is like another one with any, in a list or without. */
-static bool learn_objects(Arg *arg, PyObject *object, bool is_single)
-{
-    arg->kind = is_single ? OBJECT : OBJECTS;
-    return is_single || PyList_CheckExact(object);
-}
-
-static bool learn_value(Arg *arg, PyObject *object)
-{
-    bool is_constant = object == Py_None || PyBool_Check(object) || PyLong_CheckExact(object)
-                       || PyUnicode_CheckExact(object);
-    if (!is_constant && (identity_types == NULL || PyObject_IsInstance(object, identity_types) != 1)) {
-        PyErr_Clear();
-        return false;
-    }
-    arg->kind = IDENTICAL, arg->value = Py_NewRef(object);
-    return true;
-}
-
-/* Tags and ranks may be computed: there is more than one object of a large number. */
-static bool is_equal_integer(PyObject *object, PyObject *value)
-{
-    return PyLong_CheckExact(object) && PyLong_CheckExact(value) && PyObject_RichCompareBool(object, value, Py_EQ) == 1;
-}
-
-/* The value of an integer of NumPy, a new object at each use. */
-static bool read_number(PyObject *object, int64_t *number)
-{
-    PyObject *index = PyNumber_Index(object);
-    if (index != NULL) {
-        *number = PyLong_AsLongLong(index);
-        Py_DECREF(index);
-    }
-    if (!PyErr_Occurred())
-        return true;
-    PyErr_Clear();
-    return false;
-}
-
-static bool is_number(PyObject *object)
-{
-    return integer_type != NULL && PyObject_TypeCheck(object, integer_type);
-}
-
-static bool learn_item(Arg *arg, PyObject *object)
-{
-    if (!is_number(object))
-        return learn_value(arg, object);
-    arg->kind = NUMBER, arg->value = Py_NewRef((PyObject *)Py_TYPE(object));
-    return read_number(object, &arg->number);
-}
-
-/* The user may change a list or a dict later, so what is in it is kept; a dict's keys and values in its order. */
-static bool learn_items(Arg *arg, PyObject *object)
-{
-    bool is_dict = PyDict_CheckExact(object);
-    Py_ssize_t size = PyObject_Size(object), place = 0;
-    if (size > MOST_KNOWN_ITEMS || (arg->items = PyMem_Calloc(2 * size + 1, sizeof *arg->items)) == NULL)
-        return false;
-    arg->kind = ITEMS, arg->value = Py_NewRef((PyObject *)Py_TYPE(object));
-    arg->count = (int)(is_dict ? 2 * size : size);
-    PyObject *key, *value;
-    if (is_dict) {
-        for (int i = 0; PyDict_Next(object, &place, &key, &value); i += 2) {
-            if (!learn_item(&arg->items[i], key) || !learn_item(&arg->items[i + 1], value))
-                return false;
-        }
-        return true;
-    }
-    for (int i = 0; i < arg->count; i++) {
-        if (!learn_item(&arg->items[i], PySequence_Fast_GET_ITEM(object, i)))
-            return false;
-    }
-    return true;
-}
-
-static bool matches(const Arg *arg, PyObject *object);
-
-static bool matches_items(const Arg *arg, PyObject *object)
-{
-    if (PyDict_CheckExact(object)) {
-        PyObject *key, *value;
-        Py_ssize_t place = 0;
-        if (2 * PyDict_GET_SIZE(object) != arg->count)
-            return false;
-        for (int i = 0; i < arg->count && PyDict_Next(object, &place, &key, &value); i += 2) {
-            if (!matches(&arg->items[i], key) || !matches(&arg->items[i + 1], value))
-                return false;
-        }
-        return true;
-    }
-    if (PySequence_Fast_GET_SIZE(object) != arg->count)
-        return false;
-    for (int i = 0; i < arg->count; i++) {
-        if (!matches(&arg->items[i], PySequence_Fast_GET_ITEM(object, i)))
-            return false;
-    }
-    return true;
-}
-
-/* Whether a dimension of an array has one element in all places: it is not received into. */
-static bool repeats_elements(const Array *array)
-{
-    for (int i = 0; i < array->num_dims && !(array->flags & C_CONTIGUOUS); i++) {
-        if (array->shape[i] > 1 && array->strides[i] == 0)
-            return true;
-    }
-    return false;
-}
-
-static bool matches(const Arg *arg, PyObject *object)
-{
-    if (arg->kind == NUMBER) {
-        int64_t number = 0;
-        return (PyObject *)Py_TYPE(object) == arg->value && read_number(object, &number) && number == arg->number;
-    }
-    if (arg->kind == ITEMS)
-        return (PyObject *)Py_TYPE(object) == arg->value && matches_items(arg, object);
-    if (arg->kind == ARRAY) {
-        const Array *array = (Array *)object;
-        return is_array(object) && array->dtype == arg->value && (array->flags & arg->flags) == arg->flags
-               && array->num_dims == arg->num_dims
-               && memcmp(array->shape, arg->shape, arg->num_dims * sizeof *arg->shape) == 0
-               && !((arg->flags & WRITEABLE) && repeats_elements(array))
-               && (arg->strides == NULL
-                   || memcmp(array->strides, arg->strides, arg->num_dims * sizeof *arg->strides) == 0);
-    }
-    if (arg->kind == IDENTICAL)
-        return object == arg->value || is_equal_integer(object, arg->value);
-    if (arg->kind == OBJECTS || arg->kind == OBJECT)
-        return arg->kind == OBJECT || PyList_CheckExact(object);
-    if (!PyList_CheckExact(object) || PyList_GET_SIZE(object) != arg->count)
-        return false;
-    for (int i = 0; i < arg->count; i++) {
-        if (!matches(&arg->items[i], PyList_GET_ITEM(object, i)))
-            return false;
-    }
-    return true;
-}
-
 /* ---- memos */
 
-/* A memo is freed by the last that uses it: the Function, and calls that it is making. */
-static void memo_free(Memo *memo)
+void memo_free(Memo *memo)
 {
     if (memo->num_users-- > 0)
         return;
@@ -428,8 +194,7 @@ static void learn(Function *self, Active *told, PyObject *const *args, int num_a
             memo->recv = i;
         if (args[i] == result && result != Py_None)
             memo->returned = i;
-        bool has_items = PyTuple_CheckExact(args[i]) || PyList_CheckExact(args[i]) || PyDict_CheckExact(args[i]);
-        is_known = !is_sent && !is_received ? (has_items ? learn_items : learn_item)(&memo->args[i], args[i])
+        is_known = !is_sent && !is_received ? learn_value(&memo->args[i], args[i])
                    : of_objects             ? learn_objects(&memo->args[i], args[i], sends_single)
                                             : learn_buffers(&memo->args[i], args[i], is_received ? out : in);
     }
@@ -513,113 +278,21 @@ static Memo *find(Function *self, PyObject *const *args, int num_args, PyObject 
     return NULL;
 }
 
-/* Whether an argument of a message is another tag, or an array of another shape, than in a call that is kept. */
-static bool is_like(const Memo *memo, int place, PyObject *object)
-{
-    const Arg *arg = &memo->args[place];
-    if (place == memo->tag) {
-        int overflow = 0;
-        return PyLong_CheckExact(object) && PyLong_AsLongLongAndOverflow(object, &overflow) >= 0 && overflow == 0;
-    }
-    if (place != memo->send && place != memo->recv)
-        return arg->kind == IDENTICAL && matches(arg, object);
-    const int flags = place == memo->recv ? CARRAY : arg->flags;
-    return arg->kind == ARRAY && is_array(object) && ((Array *)object)->dtype == arg->value
-           && (((Array *)object)->flags & flags) == flags;
-}
-
-/* The facts of a message like another one; a new reference. */
-static PyObject *facts_like(PyObject *facts, const Array *array, PyObject *tag)
-{
-    Py_ssize_t size = PyTuple_GET_SIZE(facts);
-    PyObject *like = PyTuple_New(size), *shape = PyTuple_New(array->num_dims);
-    for (int i = 0; shape != NULL && i < array->num_dims; i++)
-        PyTuple_SET_ITEM(shape, i, PyLong_FromSsize_t(array->shape[i]));
-    for (Py_ssize_t i = 0; like != NULL && shape != NULL && i < size; i++) {
-        PyObject *fact = i == SHAPE ? shape : i == TAG && tag != NULL ? tag : PyTuple_GET_ITEM(facts, i);
-        PyTuple_SET_ITEM(like, i, Py_NewRef(fact));
-    }
-    Py_XDECREF(shape);
-    if (PyErr_Occurred())
-        Py_CLEAR(like);
-    return like;
-}
-
-/* A PersistentRequest like another one, made without running Python: a signal handler would raise here, for nobody. */
-static PyObject *request_like(PyObject *other, PyObject *facts, PyObject *ring)
-{
-    PyTypeObject *type = Py_TYPE(other);
-    PyObject *self = type->tp_alloc(type, 0);
-    PyObject *source = PyObject_GetAttrString(other, "source"), *label = PyObject_GetAttrString(other, "label");
-    if (self != NULL
-        && (source == NULL || label == NULL || PyObject_SetAttrString(self, "facts", facts) < 0
-            || PyObject_SetAttrString(self, "fast_path", ring) < 0 || PyObject_SetAttrString(self, "source", source) < 0
-            || PyObject_SetAttrString(self, "label", label) < 0 || PyObject_SetAttrString(self, "caller", Py_None) < 0))
-        Py_CLEAR(self);
-    Py_XDECREF(source);
-    Py_XDECREF(label);
-    return self;
-}
-
-/* Keep a message as one like that which is kept, but with another tag, or of another size: the program may count with the
-   tags, or send as much as there is. Returns NULL if that cannot be. */
-static Memo *keep_like(Function *self, Memo *other, PyObject *const *args)
-{
-    int place = other->send >= 0 ? other->send : other->recv;
-    Memo *memo = PyMem_Calloc(1, sizeof *memo);
-    if (memo == NULL)
-        return NULL;
-    other->num_users++; /* the collector of garbage may let other threads run, which drop it */
-    memo->num_args = other->num_args, memo->send = other->send, memo->recv = other->recv, memo->tag = other->tag;
-    memo->returned = other->returned, memo->apart = other->apart, memo->source = other->source;
-    memo->world = other->world, memo->slot = Py_XNewRef(other->slot);
-    memo->calls = (Calls *)Py_NewRef(other->calls), memo->prefix = Py_NewRef(other->prefix);
-    memo->kwnames = Py_XNewRef(other->kwnames), memo->result = Py_NewRef(other->result);
-    memo->words = Py_NewRef(other->words);
-    for (int i = 0; i < memo->num_args; i++) {
-        Arg *arg = &memo->args[i];
-        if (i == place && !learn_array(arg, args[i], other->args[i].flags))
-            goto failed;
-        if (i != place)
-            arg->kind = IDENTICAL, arg->value = Py_NewRef(args[i]);
-    }
-    PyObject *tag = memo->tag < 0 ? NULL : args[memo->tag];
-    int64_t number = tag == NULL ? ((Ring *)other->run)->kind.tag : PyLong_AsLongLong(tag);
-    memo->run = ring_like((Ring *)other->run, number, memo->args[place].num_bytes);
-    memo->facts = memo->run == NULL ? NULL : facts_like(other->facts, (Array *)args[place], tag);
-    if (memo->facts != NULL && other->kind != NULL)
-        memo->kind = request_like(other->kind, memo->facts, memo->run);
-    if (memo->facts == NULL || (memo->kind == NULL) != (other->kind == NULL))
-        goto failed;
-    keep_memo(self, memo);
-    memo_free(other);
-    return memo;
-failed:
-    PyErr_Clear(); /* there is no memory, or the message is too long */
-    memo_free(memo);
-    memo_free(other);
-    return NULL;
-}
-
-/* A message of a new tag or size is known by one that is like it. Not those of other calls: Python keeps what their
-   messages need, from the first on. */
+/* A new call is known by one that is like it. */
 static Memo *find_like(Function *self, PyObject *const *args, int num_args, PyObject *kwnames)
 {
-    if (self->tag_place < 0)
-        return NULL;
     PyObject *slot = self->is_bound ? NULL : current_slot();
     Py_XDECREF(slot);
     for (int i = 0; i < MOST_MEMOS; i++) {
         Memo *memo = self->memos[(self->last + i) % MOST_MEMOS];
-        if (memo == NULL || Py_TYPE(memo->run) != ring_type || memo->num_args != num_args
-            || !same_names(memo->kwnames, kwnames) || !PyTuple_CheckExact(memo->facts)
-            || (memo->send >= 0) == (memo->recv >= 0) || !is_current(self, memo, slot))
+        if (memo == NULL || memo->num_args != num_args || !same_names(memo->kwnames, kwnames)
+            || !has_likes(memo, self->tag_place >= 0) || !is_current(self, memo, slot) || !is_like(memo, args))
             continue;
-        int arg = 0;
-        while (arg < num_args && is_like(memo, arg, args[arg]))
-            arg++;
-        if (arg == num_args)
-            return keep_like(self, memo, args);
+        Memo *like = memo_like(memo, args);
+        if (like != NULL) {
+            keep_memo(self, like);
+            return like;
+        }
     }
     return NULL;
 }
@@ -638,7 +311,7 @@ static void gather_array(const Arg *arg, const Array *array, char **data, Py_ssi
     *data = array->data, *num_bytes = arg->num_bytes;
     if (!(array->flags & C_CONTIGUOUS)) {
         char *end;
-        extent_of(array, arg->num_bytes / num_elements(array), data, &end);
+        extent_of(array, arg->itemsize, data, &end);
         *num_bytes = end - *data;
     }
 }
@@ -652,12 +325,6 @@ static int gather(const Arg *arg, PyObject *object, Buffers *buffers)
     for (int i = 0; i < arg->count; i++)
         gather_array(&arg->items[i], (Array *)PyList_GET_ITEM(object, i), &buffers->data[i], &buffers->num_bytes[i]);
     return arg->count;
-}
-
-static const Arg *arg_of(const Memo *memo, int place, int i)
-{
-    const Arg *arg = &memo->args[place];
-    return arg->kind == LIST ? &arg->items[i] : arg;
 }
 
 static bool overlap(const char *one, Py_ssize_t one_bytes, const char *other, Py_ssize_t other_bytes)
@@ -711,8 +378,7 @@ static bool share_elements(const Memo *memo, PyObject *send, PyObject *recv)
                         && !(((Array *)send)->flags & ((Array *)recv)->flags & C_CONTIGUOUS);
     if (!have_strides)
         return true;
-    Py_ssize_t itemsize = memo->args[memo->recv].num_bytes / num_elements((Array *)recv);
-    return may_share_elements((Array *)send, (Array *)recv, itemsize);
+    return may_share_elements((Array *)send, (Array *)recv, memo->args[memo->recv].itemsize);
 }
 
 /* Post the receives that are deferred: a peer may wait for one of them before it takes what this rank has sent. */
@@ -1381,7 +1047,7 @@ static PyObject *configure(PyObject *module, PyObject *args)
         return NULL;
     }
     Py_XSETREF(array_type, (PyTypeObject *)Py_NewRef(Py_TYPE(array)));
-    Py_XSETREF(integer_type, (PyTypeObject *)Py_NewRef(integer));
+    know_integers((PyTypeObject *)integer);
     tell_ours_by(function);
     Py_XSETREF(new_array, Py_NewRef(empty));
     Py_RETURN_NONE;
@@ -1391,18 +1057,6 @@ static PyObject *explain_type_errors(PyObject *module, PyObject *function)
 {
     Py_XSETREF(explain, Py_NewRef(function));
     Py_RETURN_NONE;
-}
-
-static PyObject *compare_by_identity(PyObject *module, PyObject *type)
-{
-    PyObject *types = PyTuple_New(identity_types == NULL ? 1 : PyTuple_GET_SIZE(identity_types) + 1);
-    if (types == NULL)
-        return NULL;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types) - 1; i++)
-        PyTuple_SET_ITEM(types, i, Py_NewRef(PyTuple_GET_ITEM(identity_types, i)));
-    PyTuple_SET_ITEM(types, PyTuple_GET_SIZE(types) - 1, Py_NewRef(type));
-    Py_XSETREF(identity_types, types);
-    return Py_NewRef(type);
 }
 
 static PyObject *world_changed(PyObject *module, PyObject *unused)
@@ -1425,7 +1079,6 @@ static PyObject *use_many_worlds(PyObject *module, PyObject *variable)
 PyMethodDef call_functions[] = {
     {"configure", configure, METH_VARARGS, "configure(array, is_ours, integer, empty): an array of shape (2, 3), what tells "
                                            "of a file whether it is the package's, numpy.integer and numpy.empty."},
-    {"compare_by_identity", compare_by_identity, METH_O, "Compare arguments of a type by identity; a decorator."},
     {"explain_type_errors", explain_type_errors, METH_O, "Call it with the function and the error where a Function raises "
                                                          "TypeError; it may change the message."},
     {"world_changed", world_changed, METH_NOARGS, "Functions without a group may run over another from now on."},

@@ -1,8 +1,8 @@
 /* The module `meshdist.core._core`; what it is for is told in `meshdist.core`. */
-#include "core.h"
+#include "known_calls.h"
 
 /* Raised with every change of what Python and this module expect of each other. */
-enum { INTERFACE = 36 };
+enum { INTERFACE = 37 };
 
 #ifdef __clang__
 #define COMPILER __VERSION__ /* which has the name as well */
@@ -31,7 +31,7 @@ PyMODINIT_FUNC PyInit__core(void)
         || add_type(module, &record_spec, &record_type) < 0
         || add_type(module, &handle_spec, &handle_type) < 0 || PyModule_AddFunctions(module, work_functions) < 0
         || add_type(module, &inbox_spec, &inbox_type) < 0 || PyModule_AddFunctions(module, object_functions) < 0
-        || PyModule_AddFunctions(module, copy_functions) < 0
+        || PyModule_AddFunctions(module, copy_functions) < 0 || PyModule_AddFunctions(module, argument_functions) < 0
         || PyModule_AddFunctions(module, distance_functions) < 0 || PyModule_AddFunctions(module, memory_functions) < 0
         || PyModule_AddIntConstant(module, "LINES_BYTES", lines_bytes) < 0
         || add_type(module, &object_sender_spec, &object_sender_type) < 0

@@ -9,8 +9,6 @@ PyTypeObject *step_type;
    innermost cache. */
 enum { SHORTEST_PART = 2 << 10, PACKED = 16 << 10 };
 
-/* The lists of parts, one for each phase; or one for all, of which the places are so many bytes further. */
-static int num_lists(const Step *self) { return returns_early(self->awaited) ? 1 : 2; }
 static int list_of(const Step *self, int phase) { return returns_early(self->awaited) ? 0 : phase; }
 static Py_ssize_t shift_of(const Step *self, int phase)
 {
@@ -398,6 +396,8 @@ static int step_clear(Step *self)
     Py_CLEAR(self->text);
     Py_CLEAR(self->keeps);
     Py_CLEAR(self->agreed);
+    Py_CLEAR(self->alike.words);
+    Py_CLEAR(self->alike.hasher);
     return 0;
 }
 
@@ -423,6 +423,10 @@ static PyMethodDef methods[] = {
      "ranks' sizes are not those agreed."},
     {"finish", (PyCFunction)(void (*)(void))step_finish_method, METH_FASTCALL,
      "finish(send, recv, phase): take what is received, of a call that the core has begun; the phase is that of now by default."},
+    {"set_alike", (PyCFunction)step_set_alike, METH_VARARGS,
+     "set_alike(num_bytes, (least_bytes, most_bytes), (slots_begin, slots_end, slot_bytes), form, hasher): a rank puts so "
+     "many bytes; a call that puts others, between these two, is carried out in the same way. Its signature has this "
+     "form, of which `hasher` makes the fingerprint."},
     {NULL, NULL, 0, NULL},
 };
 

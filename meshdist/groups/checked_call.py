@@ -7,12 +7,13 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+from meshdist import core
 from meshdist.arrays.reduce_op import Op, PremulSum, as_reduce_op
 from meshdist.backends.base import Backend, Plan
 from meshdist.runtime.call import Buffers, Call, CollectiveSpec, PassedArrays, ShapeRule, Splits, must_be_copied
 from meshdist.runtime.flight_recorder import facts_of
 from meshdist.runtime.hooks import HookedGroup
-from meshdist.runtime.plan_cache import plan_key, remember
+from meshdist.runtime.plan_cache import plan_key, remember, simple_key
 from meshdist.runtime.waiting import Waitable
 
 
@@ -84,6 +85,19 @@ class CheckedCall:
         if self._group.calls.note is not None:
             again = partial(_run_again, plan, self._call.collective, self._writes)
             self._group.calls.note(again, plan.facts, plan.error_prefix, *self._passed, plan.apart)
+
+    def tell_core(self) -> None:
+        """Let the core repeat the call, which was the first of its signature, if it carries out others like it then."""
+        note, plan, (send, recv) = self._group.calls.note, self._plans.get(self._key), self._passed
+        if note is None or plan is None or not plan.has_likes or self._factor is not None:
+            return
+        call = self._call
+        key = simple_key(call.collective, send, recv, call.op, call.root, call.splits)
+        if key is None or not self._arrays.are_native() or plan.known_apart.may_overlap(send, recv):
+            return
+        runner = plan.runner
+        if isinstance(runner, core.Step):
+            note(runner, plan.facts, plan.error_prefix, send, recv, plan.apart)
 
     def steps(self) -> Iterator[Waitable]:
         """Carry out the call, the first of its signature or an async one, yielding all that has to be waited for."""

@@ -387,6 +387,8 @@ class ProcessGroup(CollectiveMethods, Membership, metaclass=NamesExplained):
         except BaseException as error:
             raise self.fail(error, error_prefix, record) from None
         self.recorder.end(record)
+        if made.plan is None:
+            made.tell_core()
         return recv
 
     def _meet(self, backend: Backend, error_prefix: str, timeout_s: float, record: Record) -> None:

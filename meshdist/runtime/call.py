@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from meshdist.arrays.host import Array, as_buffers, check_apart, check_writable, is_plain, native, pack
@@ -126,9 +126,34 @@ class Signature:
 
 @lru_cache(maxsize=1024)  # of plans that are made anew, and of the calls of backends that have no plans of their own
 def _hash_of(text: str) -> int:
+    return int.from_bytes(hasher()(text.encode()).digest(), "little")
+
+
+@cache
+def hasher() -> Callable[[bytes], Any]:
+    """Return what makes an object whose `digest()` is the fingerprint, eight bytes, of the words of a signature.
+
+    It is compiled: the core calls it where nothing of Python may run.
+    """
     from hashlib import blake2b  # loaded since this rank has joined
 
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+    return partial(blake2b, digest_size=8)
+
+
+class SignatureForm(NamedTuple):
+    """How the signature of a call follows from the shape of its arrays, for calls that differ in nothing else.
+
+    Attributes:
+        text: What comes before and after the shape, a list of numbers, in the words.
+        compared: What comes before and after the shape, or the sizes, in what is compared.
+        by_received: Whether the shape is that of the arrays that are received, and not of those that are sent.
+        num_sizes: `compared` has the number of elements so many times, and no shape; 0 if it has the shape.
+    """
+
+    text: tuple[str, str]
+    compared: tuple[str, str]
+    by_received: bool
+    num_sizes: int
 
 
 class ShapeRule(Enum):
@@ -164,8 +189,11 @@ class Elements(str):
 
     def compared(self, rule: ShapeRule) -> str:
         """Return the word that must be equal on all ranks."""
-        is_shaped = rule is ShapeRule.EQUAL_SHAPE or (self.is_elementwise and rule is ShapeRule.BY_COLLECTIVE)
-        return self.shaped if is_shaped else str(self)
+        return self.shaped if self.compares_shapes(rule) else str(self)
+
+    def compares_shapes(self, rule: ShapeRule) -> bool:
+        """Return whether `compared` has the shapes."""
+        return rule is ShapeRule.EQUAL_SHAPE or (self.is_elementwise and rule is ShapeRule.BY_COLLECTIVE)
 
 
 @lru_cache(maxsize=1024)  # NumPy makes the words anew each time, in some microseconds
@@ -228,6 +256,25 @@ class Call(NamedTuple):
     def _words(self, agreed: list[str], common: list[str]) -> str:
         return f"{self.collective.name}({', '.join([*agreed, *common])})"
 
+    def signature_form(self, signature: Signature) -> SignatureForm | None:
+        """Return the form of the call's signature; None if that does not follow from the shape of its arrays alone."""
+        agreed = self.collective.agreed(self)
+        elements = agreed[0] if len(agreed) == 1 else None
+        if not isinstance(elements, Elements) or self.shape_rule is ShapeRule.EQUAL_SHAPE:
+            return None
+        compares_shapes = elements.compares_shapes(self.shape_rule)
+        for buffers, by_received in ((self.recv, True), (self.send, False)):
+            arrays = each(buffers)
+            if not arrays or any(array.shape != arrays[0].shape for array in arrays):
+                continue
+            shape, sizes = str([*arrays[0].shape]), str([arrays[0].size] * len(arrays))
+            text = _around(signature.text, self.collective.name, elements.with_shapes, shape)
+            word = elements.compared(self.shape_rule)
+            compared = _around(signature.compared, self.collective.name, word, shape if compares_shapes else sizes)
+            if text is not None and compared is not None:
+                return SignatureForm(text, compared, by_received, 0 if compares_shapes else len(arrays))
+        return None
+
     def on_plain_arrays(self) -> Call:
         """Return the call as its plan gets it: with contiguous arrays, here without values."""
         send = _plain_room(self.send)
@@ -236,6 +283,14 @@ class Call(NamedTuple):
     def without_buffers(self) -> Call:
         """Return the call as a plan may keep it: plans must not hold arrays."""
         return self._replace(send=None, recv=None)
+
+
+def _around(words: str, name: str, word: str, numbers: str) -> tuple[str, str] | None:
+    """Return what comes before and after the numbers at the end of the first word of a signature, if it has them."""
+    begin = f"{name}({word}"
+    if not (word.endswith(numbers) and words.startswith(begin)):
+        return None
+    return begin[: -len(numbers)], words[len(begin) :]
 
 
 def _plain_room(buffers: Buffers) -> Buffers:

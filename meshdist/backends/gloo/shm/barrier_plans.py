@@ -12,9 +12,9 @@ from meshdist import core
 from meshdist.arrays.host import Array
 from meshdist.backends.base import Backend, Plain, Plan
 from meshdist.backends.gloo.shm.flag_barrier import ALL, Awaited, BarrierWait, EarlyReturn, FlagBarrier
-from meshdist.backends.gloo.shm.shared_region import CALL_TEXT_BYTES
+from meshdist.backends.gloo.shm.shared_region import CALL_TEXT_BYTES, Slots
 from meshdist.backends.gloo.shm.single_copy import address_of
-from meshdist.runtime.call import Buffers, Call, Signature
+from meshdist.runtime.call import Buffers, Call, Signature, hasher
 
 if TYPE_CHECKING:
     from meshdist.backends.gloo.shm.heap import Heap
@@ -90,10 +90,29 @@ class BarrierPlan(Plan):
         return ALL, 0, b""
 
 
+class AlikeCalls(NamedTuple):
+    """How many bytes the ranks put into their slots in the calls that a plan of one step would carry out as well.
+
+    Attributes:
+        num_bytes: In the call that has the plan.
+        most_bytes: The most; of fewer bytes, calls that need as many bits for their number.
+    """
+
+    num_bytes: int
+    most_bytes: int
+
+    def bounds(self, reserved: int) -> tuple[int, int] | None:
+        """Return the least and the most, within what is `reserved` in the slots; None if there is no such call."""
+        of_bits = 1 << max(0, self.num_bytes - 1).bit_length()
+        least, most = of_bits // 2 + 1, min(of_bits, self.most_bytes, reserved)
+        return (least, most) if least <= self.num_bytes <= most else None
+
+
 class OneStep(BarrierPlan):
     """A call of few bytes: put them into the slot, step, take what the others put.
 
-    The core does all of that, if it is there, as far as `step_copies` can describe it.
+    The core does all of that, if it is there, as far as `step_copies` can describe it. Where `are_alike` tells of calls
+    on arrays of other sizes, it makes their steps from that of the first.
 
     Args:
         early: How ranks return before the others have come, if they do.
@@ -106,6 +125,7 @@ class OneStep(BarrierPlan):
     copies = True
     _step: Step | None = None
     _is_compiled = False
+    _alike: tuple[Any, ...] | None = None  # what `core.Step.set_alike` is told
 
     def __init__(self, barrier: FlagBarrier, backend: Backend, call: Call, early: EarlyReturn | None = None) -> None:
         super().__init__(barrier, backend, call)
@@ -124,6 +144,16 @@ class OneStep(BarrierPlan):
         """Return what `put` and `take` do, for the core; None if they do more than that can describe."""
         return None
 
+    def are_alike(self, call: Call, calls: AlikeCalls | None, slots: Slots, reserved: int) -> None:
+        """Note which calls the core can carry out as it does this one, through these slots.
+
+        The places of the copies are in proportion to the number of bytes.
+        """
+        bounds = None if calls is None or core.module is None else calls.bounds(reserved)
+        form = None if bounds is None else call.signature_form(self.signature)
+        if calls is not None and form is not None:
+            self._alike, self.has_likes = (calls.num_bytes, bounds, slots.extent, form, hasher()), True
+
     @property
     def runner(self) -> Callable[[Any, Any], object]:
         return self._compile() or self.run
@@ -131,7 +161,7 @@ class OneStep(BarrierPlan):
     def adopt_signature(self, signature: Signature) -> None:
         super().adopt_signature(signature)
         self._text = self._encoded()
-        self._step, self._is_compiled = None, False
+        self._step, self._is_compiled, self._alike, self.has_likes = None, False, None, False
 
     def run(self, send: Buffers, recv: Buffers) -> None:
         step = self._compile()
@@ -176,6 +206,8 @@ class OneStep(BarrierPlan):
         if not self._is_compiled:
             self._is_compiled = True
             self._step = self.compiled(self.step_copies())
+            if self._step is not None and self._alike is not None:
+                self._step.set_alike(*self._alike)
         return self._step
 
 

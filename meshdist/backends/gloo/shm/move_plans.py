@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from meshdist.arrays.host import Array
-from meshdist.backends.gloo.shm.barrier_plans import InChunks, OneStep, Run, SlotCopy, StepCopies, chunks_of_blocks
+from meshdist.backends.gloo.shm.barrier_plans import (
+    AlikeCalls,
+    InChunks,
+    OneStep,
+    Run,
+    SlotCopy,
+    StepCopies,
+    chunks_of_blocks,
+)
 from meshdist.backends.gloo.shm.copying import CopyingPlan, SingleCopyPlan, kept_of, places_in
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, EarlyReturn
 from meshdist.backends.gloo.shm.shared_region import LINE_BYTES, PAGE
@@ -24,10 +32,17 @@ _NOTHING = np.empty(0, np.uint8)
 class SlotMove(OneStep):
     """Few bytes: through the slots in one step."""
 
-    def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec, early: EarlyReturn | None = None) -> None:
+    def __init__(
+        self, shm: ShmGroup, call: Call, spec: TransferSpec, early: EarlyReturn | None = None, most_alike: int = 0
+    ) -> None:
         super().__init__(shm.barrier, shm.backend, call, early)
         slots = shm.region.slots if early is None else early.slots
-        shm.reserve((spec.given_bytes or [0] * call.size)[call.rank], slots)
+        given_bytes = spec.given_bytes or [0] * call.size
+        reserved = shm.reserve(given_bytes[call.rank], slots)
+        longest = max(given_bytes)
+        self.are_alike(
+            call, AlikeCalls(longest, most_alike), slots, reserved if given_bytes[call.rank] else slots.slot_bytes
+        )
         self._puts = [spec.puts(slots, phase) for phase in self.phases]
         self._takes = [spec.takes(slots, phase) for phase in self.phases]
         self._is_shared = spec.shared

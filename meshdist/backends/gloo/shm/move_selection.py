@@ -89,7 +89,9 @@ def plan_movement(shm: ShmGroup, call: Call, spec: TransferSpec) -> Plan:
         ways = {**ways, READ_OUTPUTS: partial(SingleCopyMove, reads_outputs=True)}
     if spec.given_bytes is not None and max(spec.given_bytes) <= shm.region.slots.slot_bytes:
         early = shm.barrier.early_return(givers_to(call, spec.giver, spec.taker), max(spec.given_bytes))
-        one_step: Ways[TransferSpec] = {ONE_STEP: partial(SlotMove, early=early)}
+        # Fewer bytes have no trials.
+        most_alike = min(TUNED_BYTES // 2, shm.region.slots.slot_bytes) if shm.compiled else 0
+        one_step: Ways[TransferSpec] = {ONE_STEP: partial(SlotMove, early=early, most_alike=most_alike)}
         if num_bytes < LEAST_IN_CHUNKS:
             ways = {READ: ways[READ]} if shm.single_copy else {}
         is_read = shm.single_copy and not moves_through_slots(shm, spec, spec.longest)

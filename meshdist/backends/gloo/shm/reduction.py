@@ -17,7 +17,7 @@ import numpy as np
 from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import ReduceOp, quiet_runner
 from meshdist.backends.base import Plan
-from meshdist.backends.gloo.shm.barrier_plans import NO_ROW, BarrierPlan, OneStep, SlotCopy, StepCopies
+from meshdist.backends.gloo.shm.barrier_plans import NO_ROW, AlikeCalls, BarrierPlan, OneStep, SlotCopy, StepCopies
 from meshdist.backends.gloo.shm.chunked_reduction import RANKS_ALONE, ScanInChunks, is_added_quickly, ways_in_chunks
 from meshdist.backends.gloo.shm.copying import Reduced, SingleCopyPlan
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, EarlyReturn
@@ -64,7 +64,7 @@ def plan_reduction(shm: ShmGroup, call: Call, spec: ReductionSpec) -> Plan:
         reading["each rank reads and reduces a part"] = SingleCopyReduce
     if has_room and spec.put_bytes <= REDUCE_ALONE_BYTES // call.size:
         early = shm.barrier.early_return(givers_to(call, None, spec.taker), spec.put_bytes)
-        one_step = {ONE_STEP: partial(SlotReduce, early=early)}
+        one_step = {ONE_STEP: partial(SlotReduce, early=early, most_alike=_most_alike(shm, call))}
         ways = {**one_step, **in_chunks, **reading}
         return fastest(shm, call, spec, spec.put_bytes, ways, least_bytes=LEAST_IN_CHUNKS)
     if shm.compiled:
@@ -84,10 +84,16 @@ def plan_scan(shm: ShmGroup, call: Call, spec: ScanSpec) -> Plan | None:
     # The identity, which the first rank gets if its input is excluded, is in no slot.
     early = None if spec.excludes else shm.barrier.early_return(range(call.rank), spec.put_bytes, in_order=True)
     if spec.put_bytes <= min(REDUCE_ALONE_BYTES // call.size, shm.region.slots.slot_bytes):
-        return SlotReduce(shm, call, spec, early)
+        return SlotReduce(shm, call, spec, early, _most_alike(shm, call))
     is_quick = is_added_quickly(array_of(call.recv).dtype)
     most_ranks = _SCANNING_RANKS if is_quick else RANKS_ALONE
     return ScanInChunks(shm, call, spec) if call.size <= most_ranks else None
+
+
+def _most_alike(shm: ShmGroup, call: Call) -> int:
+    """Return up to how many bytes a reduction takes one step, whatever the trials of longer ones say; 0 for none."""
+    most = min(REDUCE_ALONE_BYTES // call.size, shm.region.slots.slot_bytes, LEAST_IN_CHUNKS - 1)
+    return most if shm.compiled else 0
 
 
 def plan_list_reduction(shm: ShmGroup, call: Call) -> Plan | None:
@@ -108,12 +114,18 @@ class SlotReduce(OneStep):
     """Few bytes: every rank that wants the result reduces all slots for itself, in rank order."""
 
     def __init__(
-        self, shm: ShmGroup, call: Call, spec: ReductionSpec | ScanSpec, early: EarlyReturn | None = None
+        self,
+        shm: ShmGroup,
+        call: Call,
+        spec: ReductionSpec | ScanSpec,
+        early: EarlyReturn | None = None,
+        most_alike: int = 0,
     ) -> None:
         super().__init__(shm.barrier, shm.backend, call, early)
         assert call.op is not None
         slots = shm.region.slots if early is None else early.slots
-        shm.reserve(spec.put_bytes, slots)
+        reserved = shm.reserve(spec.put_bytes, slots)
+        self.are_alike(call, AlikeCalls(spec.put_bytes, most_alike), slots, reserved)
         self._puts = [spec.puts(slots, phase) for phase in self.phases]
         self._stacks = [spec.sources(slots, phase) for phase in self.phases]
         self._at_once = _is_reduced_at_once(self._stacks[0])

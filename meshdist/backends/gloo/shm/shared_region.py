@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -229,6 +230,12 @@ class Slots:
     def __init__(self, segment: Segment, num_ranks: int, begin: int, num_slots: int, slot_bytes: int) -> None:
         self.num_slots, self.slot_bytes, self.phase_bytes = num_slots, slot_bytes, num_ranks * slot_bytes
         self._segment, self._num_ranks, self._begin = segment, num_ranks, begin
+
+    @cached_property
+    def extent(self) -> tuple[int, int, int]:
+        """The addresses at which the first slot begins and the last one ends, and the size of a slot."""
+        begin: int = self.slot(0, 0, np.dtype(np.uint8), (1,)).ctypes.data
+        return begin, begin + self.num_slots * self.phase_bytes, self.slot_bytes
 
     def offset(self, phase: int, rank: int) -> int:
         """Return where in the memory a slot begins."""

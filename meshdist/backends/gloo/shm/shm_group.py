@@ -165,8 +165,8 @@ class ShmGroup:
             num_bytes = len(sides) * min(sizes)
         return 2 * self.backend.size * num_bytes > cache_bytes() > 0
 
-    def reserve(self, num_bytes: int, slots: Slots | None = None) -> None:
-        """Reserve so many bytes in each of this rank's slots, or of other `slots` of its.
+    def reserve(self, num_bytes: int, slots: Slots | None = None) -> int:
+        """Reserve so many bytes in each of this rank's slots, or of other `slots` of its; return how many it has.
 
         More than needed is reserved, since calls may grow a little each time.
         """
@@ -179,6 +179,7 @@ class ShmGroup:
                 self.region.reserve_slots(slots, self.backend.rank, num_bytes)
                 with_room = num_bytes
             self._reserved[slots] = with_room
+        return self._reserved.get(slots, 0)
 
     def begin_exposure(self, blocks: Blocks, begin: int, end: int) -> None:
         """Record what peers write into from the step of the word `begin` to that of `end`."""
