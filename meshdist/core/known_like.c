@@ -162,11 +162,18 @@ static bool same_shape(const Py_ssize_t *shape, int num_dims, const Py_ssize_t *
     return num_dims == num_others && memcmp(shape, other, num_dims * sizeof *shape) == 0;
 }
 
+static bool same_rows(const Py_ssize_t *shape, int num_dims, const Py_ssize_t *other, int num_others)
+{
+    return num_dims > 0 && num_others > 0 && same_shape(shape + 1, num_dims - 1, other + 1, num_others - 1);
+}
+
 /* Whether the arrays of a call have the shapes that follow from one of them, as in a call that is kept: all had, and have,
-   the same shape; or rows as before, and so many times as many. */
+   the same shape; or the same rows as that one, now as before, and so many times as many. The blocks of ranks that are
+   stacked along a dimension of their own do neither. */
 static bool are_alike(const Memo *memo, PyObject *const *args, const Arg *one_before, const Array *one)
 {
-    bool are_same = true, have_rows = one->num_dims > 0 && one_before->num_dims > 0;
+    bool are_same = true;
+    bool have_rows = same_rows(one->shape, one->num_dims, one_before->shape, one_before->num_dims);
     const int places[] = {memo->send, memo->recv};
     for (int side = 0; side < 2; side++) {
         for (int i = 0; i < num_arrays(memo, places[side]); i++) {
@@ -176,8 +183,8 @@ static bool are_alike(const Memo *memo, PyObject *const *args, const Arg *one_be
                 return false;
             are_same = are_same && same_shape(before->shape, before->num_dims, one_before->shape, one_before->num_dims)
                        && same_shape(now->shape, now->num_dims, one->shape, one->num_dims);
-            have_rows = have_rows && now->num_dims > 0 && before->num_dims > 0
-                        && same_shape(before->shape + 1, before->num_dims - 1, now->shape + 1, now->num_dims - 1)
+            have_rows = have_rows && same_rows(before->shape, before->num_dims, one_before->shape, one_before->num_dims)
+                        && same_rows(now->shape, now->num_dims, one->shape, one->num_dims)
                         && before->shape[0] * one->shape[0] == now->shape[0] * one_before->shape[0];
         }
     }

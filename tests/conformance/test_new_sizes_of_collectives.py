@@ -240,6 +240,23 @@ def test_wrong_ones_are_refused_as_if_they_were_the_first(worlds):
     worlds.world("gloo", 2).run(wrong_ones)
 
 
+def stacked_ones():
+    group = dist.new_group()
+    for length in (3, 6):
+        group.reduce_scatter_tensor(np.zeros(length), np.zeros((3, length)))
+        group.all_gather_into_tensor(np.zeros((3, length)), np.zeros(length))
+    for length in (4, 5, 7):
+        wrong = np.zeros((length, 3)), np.zeros((length, 6))
+        for whole in wrong:
+            words = f"must have shape ({3 * length},) or (3, {length})"
+            fails(ValueError, lambda a=whole, n=length: group.reduce_scatter_tensor(np.zeros(n), a), words)
+            fails(ValueError, lambda a=whole, n=length: group.all_gather_into_tensor(a, np.zeros(n)), words)
+
+
+def test_blocks_that_are_stacked_have_a_dimension_of_their_own(worlds):
+    worlds.world("gloo", 3).run(stacked_ones)
+
+
 def with_words_that_look_like_a_shape():
     group = dist.new_group()
     rank = group.rank()
