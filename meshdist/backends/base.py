@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from meshdist.backends.backend_options import BackendOptions
+    from meshdist.core import Step
     from meshdist.runtime.call import CompositionSpec
     from meshdist.runtime.device_calls import DeviceCalls
     from meshdist.runtime.flight_recorder import CallFacts
@@ -80,12 +81,11 @@ class Plan(ABC):
         known_apart: Checks whether the arrays of a call share memory.
         facts: What the flight recorder keeps of its calls.
         caller: The code that ran it last.
-        has_likes: Whether the `runner` is one from which the core makes those of calls on arrays of other sizes.
         go_on: Goes on after the first step of a call, in which the `runner` found that the ranks' sizes are not those
             agreed, or that arrays are shared; None for plans in which it looks for neither.
     """
 
-    copies = has_likes = False
+    copies = False
     go_on: Callable[[Any, Any], object] | None = None
     facts: CallFacts
     caller: CodeType | None = None
@@ -104,6 +104,14 @@ class Plan(ABC):
         It returns True if the next call has another one.
         """
         return self.run
+
+    @property
+    def template(self) -> Step | None:
+        """The Step of the core from which that makes those of calls like this one, on arrays of other sizes; or None.
+
+        It is asked for after the first call.
+        """
+        return None
 
     @abstractmethod
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:

@@ -129,6 +129,16 @@ class Step:
         form: tuple[tuple[str, str], tuple[str, str], bool, int],
         hasher: Callable[[bytes], Any],
     ) -> None: ...
+    # The exchange finds what to take in the table; so does one of other numbers of rows.
+    def set_splits(
+        self,
+        rank: int,
+        num_ranks: int,
+        row_bytes: int,
+        limit_bytes: int,
+        most_bytes: int,
+        slots: tuple[int, int, int],  # those of the first rank in each phase, the size of each
+    ) -> None: ...
 
 class Chunks:
     def __init__(

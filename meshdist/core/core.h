@@ -221,6 +221,17 @@ typedef struct {
     Py_ssize_t num_sizes;     /* what is compared has the size so many times, or the shape if 0 */
 } Alike;
 
+/* An exchange whose sizes are in the table of all ranks; see step_splits.c. */
+enum { MOST_SPLITS = 64 };
+typedef struct {
+    int num_ranks, rank;               /* no ranks: it is not one */
+    Py_ssize_t row_bytes, limit_bytes; /* of a row; the most that a rank puts into its slot, as all ranks know */
+    Py_ssize_t most_bytes;             /* the most that this rank can put there */
+    char *slots[2];                    /* of the first rank, in each phase */
+    Py_ssize_t slot_bytes;
+    PyObject *sizes; /* of this rank, if the core has made them */
+} Splits;
+
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
@@ -261,6 +272,7 @@ typedef struct {
     PyObject *agreed;
     char *sizes, *tables[2];
     Alike alike;
+    Splits splits;
 } Step;
 
 extern PyTypeObject *step_type;
@@ -281,11 +293,21 @@ int step_run(Step *step, char *const *sent, char *const *received, const Strided
 
 /* ---- step_like.c: calls of one step like a known one */
 PyObject *step_set_alike(Step *step, PyObject *args);
+/* A copy of a step that may be changed; NULL with an error set. */
+Step *step_copy(const Step *other);
 /* Whether a step is carried out in the same way if the array whose shape is in the words of the call, which had so many
    bytes `before`, has so many `now`; and such a step, with its call in words. NULL if there is none, or with an error set. */
 bool step_is_alike(const Step *step, Py_ssize_t before, Py_ssize_t now);
 Step *step_like(const Step *other, const Array *array, Py_ssize_t before, Py_ssize_t now, Py_ssize_t row_bytes,
                 PyObject **text);
+
+/* ---- step_splits.c: exchanges whose sizes no rank knows alone */
+PyObject *step_set_splits(Step *step, PyObject *args);
+/* Find in the table of all ranks' sizes what to take; false if two ranks disagree, or the blocks are not in the slots. */
+bool step_find_takes(Step *step, int phase);
+/* A new step like another one that sends so many bytes to each rank, and receives so many. NULL if they are too many, or with
+   an error set. */
+Step *step_of_splits(const Step *other, const Py_ssize_t *to, const Py_ssize_t *come);
 
 /* The data of an array, or of a list of them. Returns how many there are; -1 if they are not plain arrays. */
 int read_arrays(PyObject *buffers, int flags, char **data);

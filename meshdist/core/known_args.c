@@ -109,6 +109,11 @@ static bool is_number(PyObject *object)
     return integer_type != NULL && PyObject_TypeCheck(object, integer_type);
 }
 
+bool read_integer(PyObject *object, int64_t *number)
+{
+    return (PyLong_CheckExact(object) || is_number(object)) && read_number(object, number);
+}
+
 static bool learn_item(Arg *arg, PyObject *object)
 {
     if (!is_number(object))

@@ -147,15 +147,15 @@ static int place_of_object(int num_args, PyObject *kwnames)
     return 0;
 }
 
-/* Where a call has the tag of its message; -1 if it has none. */
-static int place_of_tag(const Function *self, int num_args, PyObject *kwnames)
+/* Where a call has an argument of this name, which may stand at a place without it; -1 if it has none. */
+static int place_of(const char *name, int place, int num_args, PyObject *kwnames)
 {
     int num_names = kwnames == NULL ? 0 : (int)PyTuple_GET_SIZE(kwnames), num_places = num_args - num_names;
     for (int i = 0; i < num_names; i++) {
-        if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, i), "tag") == 0)
+        if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, i), name) == 0)
             return num_places + i;
     }
-    return self->tag_place < num_places ? self->tag_place : -1;
+    return place < num_places ? place : -1;
 }
 
 static void keep_memo(Function *self, Memo *memo)
@@ -179,8 +179,13 @@ static void learn(Function *self, Active *told, PyObject *const *args, int num_a
         return;
     memo->send = memo->recv = memo->tag = memo->returned = -1;
     memo->num_args = num_args;
+    memo->to = memo->come = -1;
     if (is_message)
-        memo->tag = place_of_tag(self, num_args, kwnames);
+        memo->tag = place_of("tag", self->tag_place, num_args, kwnames);
+    if (Py_TYPE(told->run) == step_type && ((Step *)told->run)->splits.num_ranks > 0) {
+        memo->come = place_of("output_split_sizes", 2, num_args, kwnames);
+        memo->to = place_of("input_split_sizes", 3, num_args, kwnames);
+    }
     /* The arrays of messages may have strides. */
     const int in = is_message || is_exchange ? 0 : C_CONTIGUOUS, out = is_message || is_exchange ? WRITEABLE : CARRAY;
     bool is_known = true;

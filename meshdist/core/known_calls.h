@@ -29,6 +29,7 @@ typedef struct {
     PyObject *go_on; /* goes on with a step whose table was not the agreed one; else NULL */
     long source;    /* of a message to receive */
     int send, recv, tag, returned; /* arguments; -1 for none */
+    int to, come;                  /* those with the numbers of rows to and from each rank, of an exchange; -1 for none */
     bool apart;               /* inputs may not share memory with outputs */
     int num_users; /* besides the Function */
     int num_args;
@@ -45,6 +46,8 @@ bool learn_value(Arg *arg, PyObject *object);
 void arg_clear(Arg *arg);
 /* Whether an argument is as one that is kept. */
 bool matches(const Arg *arg, PyObject *object);
+/* The value of an integer, also of NumPy's; return whether it is one. */
+bool read_integer(PyObject *object, int64_t *number);
 /* The arrays among what is sent, or received: of a list, its items. */
 int num_arrays(const Memo *memo, int place);
 const Arg *arg_of(const Memo *memo, int place, int i);

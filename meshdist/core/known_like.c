@@ -1,5 +1,5 @@
-/* Calls like a known one: messages with another tag, or of another size, and calls of one step on arrays of other sizes. The
-   core makes what carries them out from what carries out the known one. */
+/* Calls like a known one: messages with another tag, or of another size, and calls of one step on arrays of other sizes, or
+   of other numbers of rows. The core makes what carries them out from what carries out the known one. */
 #include "known_calls.h"
 
 static bool is_array_like(const Arg *arg, PyObject *object, int flags)
@@ -16,6 +16,8 @@ static bool is_arg_like(const Memo *memo, int place, PyObject *object)
         int overflow = 0;
         return PyLong_CheckExact(object) && PyLong_AsLongLongAndOverflow(object, &overflow) >= 0 && overflow == 0;
     }
+    if (place == memo->to || place == memo->come)
+        return object == Py_None || PyList_CheckExact(object) || PyTuple_CheckExact(object);
     if (place != memo->send && place != memo->recv)
         return arg->kind == IDENTICAL && matches(arg, object);
     if (arg->kind != LIST)
@@ -59,13 +61,16 @@ bool is_like(const Memo *memo, PyObject *const *args)
         if (!is_arg_like(memo, arg, args[arg]))
             return false;
     }
-    return Py_TYPE(memo->run) != step_type || is_step_like(memo, args);
+    return Py_TYPE(memo->run) != step_type || ((Step *)memo->run)->splits.num_ranks > 0 || is_step_like(memo, args);
 }
 
 bool has_likes(const Memo *memo, bool of_messages)
 {
-    if (Py_TYPE(memo->run) == step_type)
-        return ((Step *)memo->run)->alike.num_bytes > 0 && memo->kind == NULL && memo->go_on == NULL;
+    if (Py_TYPE(memo->run) == step_type) {
+        const Step *step = (Step *)memo->run;
+        bool is = memo->go_on == NULL ? step->alike.num_bytes > 0 : step->splits.num_ranks > 0;
+        return is && memo->kind == NULL;
+    }
     /* Not messages of other calls: Python keeps what these need, from the first on. */
     return Py_TYPE(memo->run) == ring_type && of_messages && PyTuple_CheckExact(memo->facts)
            && (memo->send >= 0) != (memo->recv >= 0);
@@ -207,6 +212,69 @@ static PyObject *step_for(const Memo *other, const Memo *memo, PyObject *const *
     return (PyObject *)like;
 }
 
+/* Read how many bytes go to each rank, or come from it: as many rows as a list says, or without one equal numbers. */
+static bool read_rows(PyObject *const *args, int place, const Step *step, const Array *array, Py_ssize_t *num_bytes)
+{
+    const int num_ranks = step->splits.num_ranks;
+    PyObject *rows = place < 0 ? Py_None : args[place];
+    int64_t left = array->shape[0], even = left / num_ranks;
+    if (rows == Py_None ? left % num_ranks != 0 : PySequence_Fast_GET_SIZE(rows) != num_ranks)
+        return false;
+    for (int rank = 0; rank < num_ranks; rank++) {
+        int64_t number = even;
+        if ((rows != Py_None && !read_integer(PySequence_Fast_GET_ITEM(rows, rank), &number)) || number < 0
+            || number > left)
+            return false;
+        left -= number, num_bytes[rank] = number * step->splits.row_bytes;
+    }
+    return left == 0;
+}
+
+/* What goes on with an exchange like one that is kept: `go_on_with` of its plan, with these numbers of rows. The user may
+   change a list. */
+static PyObject *go_on_like(const Memo *other, PyObject *const *args)
+{
+    PyTypeObject *partial = Py_TYPE(((Step *)other->run)->wait);
+    PyObject *with = Py_TYPE(other->go_on) == partial ? PyObject_GetAttrString(other->go_on, "func")
+                     : PyMethod_Check(other->go_on)
+                         ? PyObject_GetAttrString(PyMethod_GET_SELF(other->go_on), "go_on_with")
+                         : NULL;
+    PyObject *rows[2] = {NULL, NULL}, *go_on = NULL;
+    const int places[] = {other->come, other->to};
+    for (int i = 0; i < 2; i++)
+        rows[i] = places[i] < 0 || args[places[i]] == Py_None ? Py_NewRef(Py_None) : PySequence_Tuple(args[places[i]]);
+    if (with != NULL && rows[0] != NULL && rows[1] != NULL)
+        go_on = PyObject_CallFunctionObjArgs((PyObject *)partial, with, rows[0], rows[1], NULL);
+    Py_XDECREF(with);
+    Py_XDECREF(rows[0]);
+    Py_XDECREF(rows[1]);
+    return go_on;
+}
+
+/* A step like that of an exchange that is kept, for these numbers of rows, the facts of the call, and what goes on with it. */
+static PyObject *exchange_for(const Memo *other, PyObject *const *args, PyObject **facts, PyObject **go_on)
+{
+    const Step *step = (Step *)other->run;
+    Py_ssize_t to[MOST_SPLITS], come[MOST_SPLITS];
+    const Array *arrays[] = {(Array *)args[other->send], (Array *)args[other->recv]};
+    const Arg *before[] = {&other->args[other->send], &other->args[other->recv]};
+    for (int i = 0; i < 2; i++) {
+        if (before[i]->strides != NULL
+            || !same_rows(before[i]->shape, before[i]->num_dims, arrays[i]->shape, arrays[i]->num_dims))
+            return NULL;
+    }
+    if (!read_rows(args, other->to, step, arrays[0], to) || !read_rows(args, other->come, step, arrays[1], come))
+        return NULL;
+    Step *like = step_of_splits(step, to, come);
+    PyObject *text = like == NULL ? NULL : PyObject_GetAttrString(other->facts, "text");
+    *facts = text == NULL ? NULL : call_facts_like(other->facts, text, other, args);
+    *go_on = *facts == NULL ? NULL : go_on_like(other, args);
+    if (*go_on == NULL)
+        Py_CLEAR(*facts);
+    Py_XDECREF(text);
+    return (PyObject *)like;
+}
+
 /* A ring like that of a message that is kept, the facts of the message, and its request if it has one. */
 static PyObject *ring_for(const Memo *other, const Memo *memo, PyObject *const *args, PyObject **facts, PyObject **kind)
 {
@@ -224,7 +292,10 @@ static bool learn_args(Memo *memo, const Memo *other, PyObject *const *args)
     for (int i = 0; i < memo->num_args; i++) {
         Arg *arg = &memo->args[i];
         const Arg *before = &other->args[i];
-        if (i != memo->send && i != memo->recv)
+        if (i == memo->to || i == memo->come) {
+            if (!learn_value(arg, args[i]))
+                return false;
+        } else if (i != memo->send && i != memo->recv)
             arg->kind = IDENTICAL, arg->value = Py_NewRef(args[i]);
         else if (!learn_buffers(arg, args[i], before->kind == LIST && before->count ? before->items[0].flags : before->flags))
             return false;
@@ -239,14 +310,16 @@ Memo *memo_like(Memo *other, PyObject *const *args)
         return NULL;
     other->num_users++; /* the collector of garbage may let other threads run, which drop it */
     memo->num_args = other->num_args, memo->send = other->send, memo->recv = other->recv, memo->tag = other->tag;
+    memo->to = other->to, memo->come = other->come;
     memo->returned = other->returned, memo->apart = other->apart, memo->source = other->source;
     memo->world = other->world, memo->slot = Py_XNewRef(other->slot);
     memo->calls = (Calls *)Py_NewRef(other->calls), memo->prefix = Py_NewRef(other->prefix);
     memo->kwnames = Py_XNewRef(other->kwnames), memo->result = Py_NewRef(other->result);
     memo->words = Py_NewRef(other->words);
     if (learn_args(memo, other, args))
-        memo->run = Py_TYPE(other->run) == step_type ? step_for(other, memo, args, &memo->facts)
-                                                     : ring_for(other, memo, args, &memo->facts, &memo->kind);
+        memo->run = Py_TYPE(other->run) != step_type ? ring_for(other, memo, args, &memo->facts, &memo->kind)
+                    : other->go_on == NULL           ? step_for(other, memo, args, &memo->facts)
+                                                     : exchange_for(other, args, &memo->facts, &memo->go_on);
     if (memo->facts == NULL || (memo->kind == NULL) != (other->kind == NULL)) {
         PyErr_Clear(); /* there is no memory, or it is carried out in another way */
         memo_free(memo);

@@ -121,10 +121,12 @@ void step_finish(Step *self, int phase, char *const *sent, char *const *received
 }
 
 /* Wait until all have signalled. Returns as `step_meet` does. */
-static int await_all(const Step *self, uint64_t word, int phase)
+static int await_all(Step *self, uint64_t word, int phase)
 {
     if (barrier_await(self->barrier, word, self->wait) < 0)
         return -1;
+    if (self->splits.num_ranks > 0)
+        return !step_find_takes(self, phase);
     return self->agreed != NULL
            && memcmp(self->tables[phase], PyBytes_AS_STRING(self->agreed), PyBytes_GET_SIZE(self->agreed)) != 0;
 }
@@ -398,6 +400,7 @@ static int step_clear(Step *self)
     Py_CLEAR(self->agreed);
     Py_CLEAR(self->alike.words);
     Py_CLEAR(self->alike.hasher);
+    Py_CLEAR(self->splits.sizes);
     return 0;
 }
 
@@ -427,6 +430,10 @@ static PyMethodDef methods[] = {
      "set_alike(num_bytes, (least_bytes, most_bytes), (slots_begin, slots_end, slot_bytes), form, hasher): a rank puts so "
      "many bytes; a call that puts others, between these two, is carried out in the same way. Its signature has this "
      "form, of which `hasher` makes the fingerprint."},
+    {"set_splits", (PyCFunction)step_set_splits, METH_VARARGS,
+     "set_splits(rank, num_ranks, row_bytes, limit_bytes, most_bytes, (even_slots, odd_slots, slot_bytes)): find what to take "
+     "in the table, also if that is not the agreed one, and make steps for other numbers of rows. No rank puts more than "
+     "the limit into its slot, and this one not more than the most."},
     {NULL, NULL, 0, NULL},
 };
 

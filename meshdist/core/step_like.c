@@ -155,21 +155,23 @@ static void *copied(const void *from, size_t size)
     return copy;
 }
 
-static Step *copy_of(const Step *other)
+Step *step_copy(const Step *other)
 {
     Step *self = (Step *)Py_TYPE(other)->tp_alloc(Py_TYPE(other), 0);
     if (self == NULL)
         return NULL;
     /* What comes after the head of an object; then all that is counted. */
     memcpy((char *)self + sizeof(PyObject), (const char *)other + sizeof(PyObject), sizeof *self - sizeof(PyObject));
-    Py_INCREF(self->barrier), Py_INCREF(self->keeps), Py_INCREF(self->alike.words), Py_INCREF(self->alike.hasher);
-    self->wait = self->text = NULL;
+    Py_INCREF(self->barrier), Py_INCREF(self->keeps), Py_INCREF(self->wait), Py_INCREF(self->text);
+    Py_XINCREF(self->agreed), Py_XINCREF(self->alike.words), Py_XINCREF(self->alike.hasher);
+    Py_XINCREF(self->splits.sizes);
     for (int list = 0; list < 2; list++) {
         self->puts[list].parts = copied(other->puts[list].parts, other->puts[list].count * sizeof(struct Part));
         self->takes[list].parts = copied(other->takes[list].parts, other->takes[list].count * sizeof(struct Part));
         self->rows[list] = copied(other->rows[list], other->num_rows * sizeof(char *));
     }
     self->kept = copied(other->kept, other->num_kept * sizeof(Kept));
+    self->part_rows = NULL;
     if (PyErr_Occurred())
         Py_CLEAR(self);
     return self;
@@ -187,7 +189,7 @@ Step *step_like(const Step *other, const Array *array, Py_ssize_t before, Py_ssi
 {
     const Alike *alike = &other->alike;
     Ratio ratio = {before, now, row_bytes, true};
-    Step *self = copy_of(other);
+    Step *self = step_copy(other);
     if (self == NULL)
         return NULL;
     scale_step(&ratio, self);
@@ -198,15 +200,16 @@ Step *step_like(const Step *other, const Array *array, Py_ssize_t before, Py_ssi
     PyObject *shape = in_words(array, 0), *sizes = in_words(array, alike->num_sizes);
     PyObject *words = around(alike, BEFORE, shape), *compared = around(alike, COMPARED_BEFORE, sizes);
     PyObject *encoded = words == NULL || compared == NULL ? NULL : PyUnicode_AsUTF8String(words);
-    if (encoded != NULL && hash(alike, compared, &self->fingerprint) == 0
-        && (self->wait = wait_like(other->wait, words, compared)) != NULL)
-        self->text = PyBytes_FromStringAndSize(PyBytes_AS_STRING(encoded),
-                                               least(PyBytes_GET_SIZE(encoded), CALL_TEXT_BYTES));
+    if (encoded != NULL && hash(alike, compared, &self->fingerprint) == 0) {
+        Py_ssize_t length = least(PyBytes_GET_SIZE(encoded), CALL_TEXT_BYTES);
+        Py_SETREF(self->wait, wait_like(other->wait, words, compared));
+        Py_SETREF(self->text, PyBytes_FromStringAndSize(PyBytes_AS_STRING(encoded), length));
+    }
     Py_XDECREF(encoded);
     Py_XDECREF(compared);
     Py_XDECREF(sizes);
     Py_XDECREF(shape);
-    if (self->text == NULL) {
+    if (PyErr_Occurred()) {
         Py_XDECREF(words);
         Py_DECREF(self);
         return NULL;

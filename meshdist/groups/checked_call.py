@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from meshdist import core
 from meshdist.arrays.reduce_op import Op, PremulSum, as_reduce_op
 from meshdist.backends.base import Backend, Plan
 from meshdist.runtime.call import Buffers, Call, CollectiveSpec, PassedArrays, ShapeRule, Splits, must_be_copied
@@ -87,17 +86,15 @@ class CheckedCall:
             self._group.calls.note(again, plan.facts, plan.error_prefix, *self._passed, plan.apart)
 
     def tell_core(self) -> None:
-        """Let the core repeat the call, which was the first of its signature, if it carries out others like it then."""
+        """Let the core repeat the call, the first of its signature, if it makes others like it from this one."""
         note, plan, (send, recv) = self._group.calls.note, self._plans.get(self._key), self._passed
-        if note is None or plan is None or not plan.has_likes or self._factor is not None:
+        template = None if note is None or plan is None or self._factor is not None else plan.template
+        if note is None or plan is None or template is None or not self._arrays.are_native():
             return
         call = self._call
         key = simple_key(call.collective, send, recv, call.op, call.root, call.splits)
-        if key is None or not self._arrays.are_native() or plan.known_apart.may_overlap(send, recv):
-            return
-        runner = plan.runner
-        if isinstance(runner, core.Step):
-            note(runner, plan.facts, plan.error_prefix, send, recv, plan.apart)
+        if key is not None and not plan.known_apart.may_overlap(send, recv):
+            note(template, plan.facts, plan.error_prefix, send, recv, plan.apart, None, plan.go_on)
 
     def steps(self) -> Iterator[Waitable]:
         """Carry out the call, the first of its signature or an async one, yielding all that has to be waited for."""

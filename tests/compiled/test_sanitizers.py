@@ -48,6 +48,8 @@ def main(rank, size):
         dist.all_gather_into_tensor(whole, block)
         dist.reduce_scatter_tensor(block, whole)
         dist.all_gather([np.zeros_like(block) for _ in range(size)], block)
+        rows = [number % 3 + (peer + rank) % 2 for peer in range(size)]
+        dist.all_to_all_single(np.zeros((sum(rows), 3)), np.ones((sum(rows), 3)), rows, rows)
         dist.all_to_all_single(np.zeros(2 * size), np.ones(2 * size))
         dist.barrier()
         y = np.ones(2)

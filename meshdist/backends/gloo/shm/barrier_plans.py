@@ -152,16 +152,20 @@ class OneStep(BarrierPlan):
         bounds = None if calls is None or core.module is None else calls.bounds(reserved)
         form = None if bounds is None else call.signature_form(self.signature)
         if calls is not None and form is not None:
-            self._alike, self.has_likes = (calls.num_bytes, bounds, slots.extent, form, hasher()), True
+            self._alike = calls.num_bytes, bounds, slots.extent, form, hasher()
 
     @property
     def runner(self) -> Callable[[Any, Any], object]:
         return self._compile() or self.run
 
+    @property
+    def template(self) -> Step | None:
+        return None if self._alike is None else self._compile()
+
     def adopt_signature(self, signature: Signature) -> None:
         super().adopt_signature(signature)
         self._text = self._encoded()
-        self._step, self._is_compiled, self._alike, self.has_likes = None, False, None, False
+        self._step, self._is_compiled, self._alike = None, False, None
 
     def run(self, send: Buffers, recv: Buffers) -> None:
         step = self._compile()

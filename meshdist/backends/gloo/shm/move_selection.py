@@ -8,6 +8,7 @@ Shared arrays are copied without the kernel: see zero_copy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
@@ -33,6 +34,7 @@ from meshdist.backends.gloo.shm.tuned_plan import ONE_STEP, Moment, TunedPlan, W
 from meshdist.backends.gloo.shm.tuning import LEAST_IN_CHUNKS, TUNED_BYTES
 from meshdist.backends.gloo.shm.zero_copy import SharedMove
 from meshdist.collectives.dataflow import TransferSpec, givers_to
+from meshdist.collectives.definition import definition_of
 from meshdist.runtime.call import Buffers, Call, Signature, each
 from meshdist.runtime.call_mismatch import compare_splits
 
@@ -67,6 +69,8 @@ _SHORT_CHUNK = 256 << 10
 # The most that a rank puts into its slot while the ranks compare their sizes, if they can copy the blocks instead; and
 # where they share cores.
 _WITH_SIZES, _WITH_SIZES_ON_SHARED_CORES = 32 << 10, 64 << 10
+# In groups of so many ranks at most, the core looks for itself what there is to take, in the table of all sizes.
+_MOST_SPLITS = 16
 
 READ, WRITTEN = "read by the receiver", "written by the sender"
 READ_OUTPUTS = "read by the receiver from the sender's output"
@@ -168,6 +172,7 @@ class AgreedMove(BarrierPlan):
         self._dtype = give[0].dtype  # type: ignore[union-attr]
         # Arrays of a list are copied as they are: flattening them costs more than copying a few bytes.
         self._takes_list = isinstance(call.recv, list)
+        self._row_bytes = 0 if isinstance(call.send, list) else math.prod(call.send.shape[1:]) * self._dtype.itemsize  # type: ignore[union-attr]
         self._shapes = [block.shape for block in (call.recv if isinstance(call.recv, list) else take)]  # type: ignore[union-attr]
         given, taken = [[block.nbytes for block in blocks] for blocks in (give, take)]  # type: ignore[union-attr]
         self._sizes = np.array([[0, to, come, 0] for to, come in zip(given, taken, strict=True)], np.int64)
@@ -205,6 +210,39 @@ class AgreedMove(BarrierPlan):
         if self._step is not None:
             return self._step
         return self._run_until_short if core.module is None else core.Chosen(self, self._run_until_short)
+
+    @property
+    def template(self) -> Step | None:
+        if self._takes is None or not self._row_bytes or self.backend.size > _MOST_SPLITS or not self._shm.compiled:
+            return None
+        step = self._compile()
+        reserved = self._shm.reserve(min(self._limit, _WITH_SIZES_ON_SHARED_CORES))
+        if step is not None:
+            begin, _, slot_bytes = self._shm.region.slots.extent
+            slots = begin, begin + self._shm.region.slots.phase_bytes, slot_bytes
+            most = min(self._limit, reserved)
+            step.set_splits(self._rank, self.backend.size, self._row_bytes, self._limit, most, slots)
+        return step
+
+    def go_on_with(
+        self, rows_from: tuple[int, ...] | None, rows_to: tuple[int, ...] | None, send: Array, recv: Array
+    ) -> None:
+        """Go on after the first step of a call like this one, with other numbers of rows; None for equal numbers."""
+        size = self.backend.size
+        splits = rows_to or (len(send) // size,) * size, rows_from or (len(recv) // size,) * size
+        call = self._call._replace(send=send, recv=recv, splits=splits).on_plain_arrays()
+        dataflow = definition_of(call.collective).dataflow
+        assert dataflow.spec is not None
+        spec = dataflow.spec(call)
+        assert isinstance(spec, TransferSpec)
+        plan = AgreedMove(self._shm, call, spec)
+        plan.adopt_signature(self.signature)
+        plan.go_on(send, recv)
+
+    def _compile(self) -> Step | None:
+        if not self._has_step:
+            self._step, self._has_step = self.compiled(self._step_copies()), True
+        return self._step
 
     def _run_until_short(self, send: Buffers, recv: Buffers) -> bool:
         """Carry out a call; return whether the blocks of all ranks are short, so that the next one is a step."""
@@ -245,10 +283,9 @@ class AgreedMove(BarrierPlan):
 
     def _run_compiled(self, send: Buffers, recv: Buffers, *, is_strided: bool = False) -> bool | None:
         """Carry out a call in the core. Return False if nothing was done, and None if only the first step was."""
-        if self._takes is not None and not self._has_step:  # of a call that is repeated
-            self._step, self._has_step = self.compiled(self._step_copies()), True
-        if self._step is not None:
-            return self._step(send, recv)
+        step = None if self._takes is None else self._compile()
+        if step is not None:
+            return step(send, recv)
         if self._takes is not None or self._long is None:
             return False
         way = self._strided if is_strided else self._long.tuned.way
