@@ -643,7 +643,7 @@ static PyObject *run_memo(Function *self, Memo *memo, PyObject *const *args)
     bool is_message = Py_TYPE(memo->run) == ring_type || is_inbox;
     bool is_later = is_async && (!is_message || is_inbox || received.count), is_exchange = memo->facts == Py_None;
     bool is_step = Py_TYPE(memo->run) == step_type && !is_async;
-    if ((share_memory(memo, &sent, &received, send == recv && !is_exchange) && share_elements(memo, send, recv))
+    if ((share_memory(memo, &sent, &received, memo->send == memo->recv && !is_exchange) && share_elements(memo, send, recv))
         || (is_later && is_message && !may_defer(memo->calls)))
         return NULL;
     if (is_exchange)

@@ -55,13 +55,27 @@ static bool is_step_like(const Memo *memo, PyObject *const *args)
            && step_is_alike((Step *)memo->run, before->num_bytes, size * before->itemsize);
 }
 
+static bool is_list(PyObject *const *args, int place) { return place >= 0 && args[place] != Py_None; }
+
+/* Whether an exchange says how many rows go to each rank, or come from it; without either, it is another call. And whether
+   its blocks may be short enough for the slot. */
+static bool is_exchange_like(const Memo *memo, PyObject *const *args)
+{
+    const Splits *splits = &((Step *)memo->run)->splits;
+    const Array *sent = array_of(args, memo->send, 0);
+    return (is_list(args, memo->to) || is_list(args, memo->come)) && sent->num_dims > 0
+           && sent->shape[0] <= splits->most_bytes / splits->row_bytes;
+}
+
 bool is_like(const Memo *memo, PyObject *const *args)
 {
     for (int arg = 0; arg < memo->num_args; arg++) {
         if (!is_arg_like(memo, arg, args[arg]))
             return false;
     }
-    return Py_TYPE(memo->run) != step_type || ((Step *)memo->run)->splits.num_ranks > 0 || is_step_like(memo, args);
+    if (Py_TYPE(memo->run) != step_type)
+        return true;
+    return ((Step *)memo->run)->splits.num_ranks > 0 ? is_exchange_like(memo, args) : is_step_like(memo, args);
 }
 
 bool has_likes(const Memo *memo, bool of_messages)

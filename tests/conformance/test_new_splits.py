@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from failing import fails
 from python_calls import fewest_functions
-from worlds import needs_linux
+from worlds import WorkerSet, needs_linux
 
 import meshdist as dist
 from meshdist import core
+from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.runtime.flight_recorder import facts_in
 
 pytestmark = [
@@ -138,3 +139,84 @@ def wrong_ones():
 
 def test_wrong_ones_are_refused_as_if_they_were_the_first(worlds):
     worlds.world("gloo", 2).run(wrong_ones)
+
+
+def without_numbers_after_calls_with_them():
+    group = dist.new_group()
+    rank, call = group.rank(), group.all_to_all_single
+    for number in range(3, 6):
+        exchange(group, np.full((2, 2), number))
+    for length in (8, 12):  # ranks that write the same call in other ways
+        received, sent = np.zeros(length, np.int32), np.full(length, rank, np.int32)
+        if rank == 0:
+            call(received, sent, None, None)
+        else:
+            call(received, sent)
+        assert received.tolist() == [0] * (length // 2) + [1] * (length // 2)
+    sent = np.ones(16)[::2] if rank else np.ones(8)
+    call(np.zeros(8), sent, None, None)
+    fails(ValueError, lambda: call(np.zeros(8), np.ones(4), None, None), "output must have the shape of input")
+    exchange(group, np.full((2, 2), 2))
+
+
+def test_a_call_without_numbers_is_another_one(worlds):
+    worlds.world("gloo", 2).run(without_numbers_after_calls_with_them)
+
+
+def into_the_array_that_is_sent(length, lists):
+    group = dist.new_group()
+    rank, size = group.rank(), group.size()
+    numbers = ([length] * size,) * 2 if lists else ()
+    other = np.zeros(size * length)
+    for turn in range(50):
+        array = np.repeat(np.arange(size) + 10.0 * rank + turn, length)
+        target = array if turn > 30 or turn % 3 == 1 else other
+        group.all_to_all_single(target, array, *numbers)
+        assert np.array_equal(target, np.repeat(10.0 * np.arange(size) + rank + turn, length))
+
+
+@pytest.mark.parametrize("lists", [True, False])
+@pytest.mark.parametrize("length", [4, LONG])
+def test_what_is_received_may_replace_what_is_sent(worlds, length, lists):
+    worlds.world("gloo", 3).run(into_the_array_that_is_sent, length, lists)
+
+
+def without_memory_for_others():
+    group = dist.new_group()
+    group.barrier()
+    reserve = ShmGroup.reserve
+
+    def refuse(shm, num_bytes, slots=None):
+        if num_bytes >= 32 << 10:
+            raise dist.DistBackendError("no memory")
+        return reserve(shm, num_bytes, slots)
+
+    if group.rank() == 0:
+        ShmGroup.reserve = refuse
+    try:
+        for number in range(3, 6):
+            exchange(group, np.full((2, 2), number))
+    finally:
+        ShmGroup.reserve = reserve
+
+
+def test_a_call_needs_no_memory_for_those_after_it(worlds):
+    worlds.world("gloo", 2).run(without_memory_for_others)
+
+
+def times_of_ways():
+    group, random = dist.new_group(), np.random.default_rng(1)
+    for _ in range(150):
+        exchange(group, random.integers(80_000, 120_000, (2, 2)))
+    choices = group.usable_backend("test").choices()
+    return [choice.seconds for choice in choices if choice.kind.startswith("all_to_all_single")]
+
+
+def test_the_ways_of_long_ones_are_timed(worlds):
+    with WorkerSet(worlds.nursery, 2) as workers:
+        workers.join()
+        workers.start(times_of_ways)
+        for found in workers.gather():
+            seconds = [took for ways in found for took in ways.values()]
+            assert seconds
+            assert min(seconds) > 1e-5

@@ -35,6 +35,7 @@ from meshdist.backends.gloo.shm.tuning import LEAST_IN_CHUNKS, TUNED_BYTES
 from meshdist.backends.gloo.shm.zero_copy import SharedMove
 from meshdist.collectives.dataflow import TransferSpec, givers_to
 from meshdist.collectives.definition import definition_of
+from meshdist.errors import DistBackendError
 from meshdist.runtime.call import Buffers, Call, Signature, each
 from meshdist.runtime.call_mismatch import compare_splits
 
@@ -216,7 +217,10 @@ class AgreedMove(BarrierPlan):
         if self._takes is None or not self._row_bytes or self.backend.size > _MOST_SPLITS or not self._shm.compiled:
             return None
         step = self._compile()
-        reserved = self._shm.reserve(min(self._limit, _WITH_SIZES_ON_SHARED_CORES))
+        try:
+            reserved = self._shm.reserve(min(self._limit, _WITH_SIZES_ON_SHARED_CORES))
+        except DistBackendError:  # there is no memory; the call itself is done
+            return None
         if step is not None:
             begin, _, slot_bytes = self._shm.region.slots.extent
             slots = begin, begin + self._shm.region.slots.phase_bytes, slot_bytes
@@ -395,6 +399,7 @@ class AgreedMove(BarrierPlan):
         if self._shm.descriptors.any_shared(phase):
             yield from moves.bulk.after_first_step(send, recv, phase)
         else:
+            began = began or moves.tuned.begins()  # of a plan that was made in this call
             yield from moves.reading.copy(self._spec.give(send), self._spec.take(recv), phase)
             if moves.tuned.ended(began):
                 yield from moves.tuned.compare()
