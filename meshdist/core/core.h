@@ -291,6 +291,13 @@ int step_rest(Step *step, uint64_t word, int phase, char *const *sent, char *con
    been taken because the ranks' sizes are not those agreed. */
 int step_run(Step *step, char *const *sent, char *const *received, const Strided *strided);
 
+/* The data of an array, or of a list of them. Returns how many there are; -1 if they are not plain arrays. */
+int read_arrays(PyObject *buffers, int flags, char **data);
+/* The arrays of a call, so many or more on each side: the data of plain ones, or, if it `moves` data, what is `strided`.
+   Returns 1 for plain arrays, 2 for strided ones, 0 for others, and -1 with an error set. */
+int read_call(PyObject *const *args, int num_sent, int num_received, bool moves, char **sent, char **received,
+              Strided *strided);
+
 /* ---- step_like.c: calls of one step like a known one */
 PyObject *step_set_alike(Step *step, PyObject *args);
 /* A copy of a step that may be changed; NULL with an error set. */
@@ -308,13 +315,6 @@ bool step_find_takes(Step *step, int phase);
 /* A new step like another one that sends so many bytes to each rank, and receives so many. NULL if they are too many, or with
    an error set. */
 Step *step_of_splits(const Step *other, const Py_ssize_t *to, const Py_ssize_t *come);
-
-/* The data of an array, or of a list of them. Returns how many there are; -1 if they are not plain arrays. */
-int read_arrays(PyObject *buffers, int flags, char **data);
-/* The arrays of a call, so many or more on each side: the data of plain ones, or, if it `moves` data, what is `strided`.
-   Returns 1 for plain arrays, 2 for strided ones, 0 for others, and -1 with an error set. */
-int read_call(PyObject *const *args, int num_sent, int num_received, bool moves, char **sent, char **received,
-              Strided *strided);
 
 /* ---- chunks.c: calls of many bytes, in a step for each chunk; see `InChunks` */
 extern PyTypeObject *chunks_type;

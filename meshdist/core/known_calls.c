@@ -135,18 +135,6 @@ static PyObject *current_slot(void)
     return slot;
 }
 
-/* Where a call has the object that it sends without a list: it comes first, or is named so. It may be any other argument
-   as well, such as a small number. */
-static int place_of_object(int num_args, PyObject *kwnames)
-{
-    int num_names = kwnames == NULL ? 0 : (int)PyTuple_GET_SIZE(kwnames);
-    for (int i = 0; num_args == num_names && i < num_names; i++) {
-        if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, i), "obj") == 0)
-            return i;
-    }
-    return 0;
-}
-
 /* Where a call has an argument of this name, which may stand at a place without it; -1 if it has none. */
 static int place_of(const char *name, int place, int num_args, PyObject *kwnames)
 {
@@ -173,7 +161,7 @@ static void learn(Function *self, Active *told, PyObject *const *args, int num_a
     bool is_inbox = Py_TYPE(told->run) == inbox_type, of_objects = is_of_objects(told->run);
     bool is_message = Py_TYPE(told->run) == ring_type, is_exchange = told->facts == Py_None;
     bool sends_single = Py_TYPE(told->run) == object_sender_type && ((ObjectSender *)told->run)->is_single;
-    const int single = sends_single ? place_of_object(num_args, kwnames) : -1;
+    const int single = sends_single ? place_of("obj", 0, num_args, kwnames) : -1;
     Memo *memo = num_args > MOST_ARGS ? NULL : PyMem_Calloc(1, sizeof *memo);
     if (memo == NULL)
         return;

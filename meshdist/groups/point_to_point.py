@@ -38,7 +38,7 @@ from meshdist.runtime.hooks import EXCHANGE_CALLS, MESSAGE_CALLS, CallObserver
 from meshdist.runtime.job import Job
 from meshdist.runtime.object_messages import ObjectMessage, ObjectsWork, async_calls
 from meshdist.runtime.plan_cache import remember
-from meshdist.runtime.progress import JobQueue, Progress
+from meshdist.runtime.progress import Progress
 from meshdist.runtime.waiting import Incoming, Waitable
 from meshdist.runtime.work import ReceiptWork, Work, done_work
 
@@ -93,9 +93,7 @@ class PointToPoint(Exchanges):
 
     def has_tags(self, array: Any) -> bool:
         """Return whether messages with this array have tags; NCCL's have none, and arrive in the order of the sends."""
-        if device_type_of(array) == "cpu":
-            return True
-        calls = self._group.device_calls("has_tags")
+        calls = None if device_type_of(array) == "cpu" else self._group.device_calls("has_tags")
         return calls is None or calls.has_tags
 
     def peer(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
@@ -292,9 +290,7 @@ class PointToPoint(Exchanges):
         """Wait for the messages in progress; receives that get no message in time fail."""
         self.deferral.is_closed = True
         self.post_deferred()
-        queues: list[JobQueue] = list(self._queues.values())
-        self._progress.take_up(queues)
-        works = self._progress.works(queues)
+        works = self._progress.take_up(list(self._queues.values()))
         try:
             for work in works:
                 # A receive may have no matching send. Sends have the group's timeout; ranks that wait for each other to
@@ -331,7 +327,6 @@ class PointToPoint(Exchanges):
             work.source = work.request.source
             work.record.facts = work.request.facts  # with the number of objects that have come
             work.record.completed = clock()
-            work.queue = None
             work.complete(None)
         except BaseException as error:
             work.complete(self._group.fail(error, self._group.error_prefix(work.request.facts[0]), work.record))

@@ -226,7 +226,6 @@ class Progress:
         A peer may need a call of another queue before it makes the one that this thread waits for.
         """
         end_s = 0.0
-        self.take_up([queue])
         try:
             # Few calls are left to the progress thread if it has begun: Ctrl-C in this thread then disturbs none of
             # them.
@@ -247,6 +246,7 @@ class Progress:
             queue.wanted = False
             self._carried.discard(work)
         if not work.is_completed():
+            self.take_up([queue])
             self.hasten()
 
     def hasten(self) -> None:
@@ -287,17 +287,20 @@ class Progress:
 
     def drain(self, queue: JobQueue) -> None:
         """Wait until the calls of a queue are done or have failed; each has its deadline."""
-        self.take_up([queue])
-        for work in self.works([queue]):
+        for work in self.take_up([queue]):
             work.await_done(None, "draining a group")
 
-    def take_up(self, queues: list[JobQueue]) -> None:
-        """Have the thread know of all calls in the queues: Ctrl-C may have come right after one was appended."""
+    def take_up(self, queues: Sequence[JobQueue]) -> list[Work]:
+        """Have the thread know of all calls in the queues, and return their works.
+
+        Ctrl-C may have come right after one was appended.
+        """
         for queue in queues:
             if queue.jobs and not queue.active:
                 self.activate(queue)
+        return self.works(queues)
 
-    def works(self, queues: list[JobQueue]) -> list[Work]:
+    def works(self, queues: Sequence[JobQueue]) -> list[Work]:
         """Return the works of the calls in the queues, and of the call that is being completed."""
         works = [job.work for queue in queues for job in list(queue.jobs)]
         return works + [queue.completing for queue in queues if queue.completing is not None]

@@ -90,28 +90,10 @@ class BarrierPlan(Plan):
         return ALL, 0, b""
 
 
-class AlikeCalls(NamedTuple):
-    """How many bytes the ranks put into their slots in the calls that a plan of one step would carry out as well.
-
-    Attributes:
-        num_bytes: In the call that has the plan.
-        most_bytes: The most; of fewer bytes, calls that need as many bits for their number.
-    """
-
-    num_bytes: int
-    most_bytes: int
-
-    def bounds(self, reserved: int) -> tuple[int, int] | None:
-        """Return the least and the most, within what is `reserved` in the slots; None if there is no such call."""
-        of_bits = 1 << max(0, self.num_bytes - 1).bit_length()
-        least, most = of_bits // 2 + 1, min(of_bits, self.most_bytes, reserved)
-        return (least, most) if least <= self.num_bytes <= most else None
-
-
 class OneStep(BarrierPlan):
     """A call of few bytes: put them into the slot, step, take what the others put.
 
-    The core does all of that, if it is there, as far as `step_copies` can describe it. Where `are_alike` tells of calls
+    The core does all of that, if it is there, as far as `step_copies` can describe it. Where `set_alike` tells of calls
     on arrays of other sizes, it makes their steps from that of the first.
 
     Args:
@@ -144,15 +126,24 @@ class OneStep(BarrierPlan):
         """Return what `put` and `take` do, for the core; None if they do more than that can describe."""
         return None
 
-    def are_alike(self, call: Call, calls: AlikeCalls | None, slots: Slots, reserved: int) -> None:
-        """Note which calls the core can carry out as it does this one, through these slots.
+    def set_alike(self, call: Call, num_bytes: int, most_bytes: int, slots: Slots, reserved: int) -> None:
+        """Note which calls on arrays of other sizes the core can carry out as it does this one.
 
-        The places of the copies are in proportion to the number of bytes.
+        Their copies are at places in proportion to the number of bytes.
+
+        Args:
+            call: This one.
+            num_bytes: The most that a rank puts into its slot.
+            most_bytes: The most in a call that would have such a plan; of fewer bytes, calls that need as many bits for
+                their number would have one.
+            slots: Those of the call.
+            reserved: How many bytes this rank may put into its own.
         """
-        bounds = None if calls is None or core.module is None else calls.bounds(reserved)
-        form = None if bounds is None else call.signature_form(self.signature)
-        if calls is not None and form is not None:
-            self._alike = calls.num_bytes, bounds, slots.extent, form, hasher()
+        most = 1 << max(0, num_bytes - 1).bit_length()
+        bounds = most // 2 + 1, min(most, most_bytes, reserved)
+        if core.module is not None and bounds[0] <= num_bytes <= bounds[1]:
+            form = call.signature_form(self.signature)
+            self._alike = None if form is None else (num_bytes, bounds, slots.extent, form, hasher())
 
     @property
     def runner(self) -> Callable[[Any, Any], object]:

@@ -9,15 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshdist.arrays.host import Array
-from meshdist.backends.gloo.shm.barrier_plans import (
-    AlikeCalls,
-    InChunks,
-    OneStep,
-    Run,
-    SlotCopy,
-    StepCopies,
-    chunks_of_blocks,
-)
+from meshdist.backends.gloo.shm.barrier_plans import InChunks, OneStep, Run, SlotCopy, StepCopies, chunks_of_blocks
 from meshdist.backends.gloo.shm.copying import CopyingPlan, SingleCopyPlan, kept_of, places_in
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, EarlyReturn
 from meshdist.backends.gloo.shm.shared_region import LINE_BYTES, PAGE
@@ -38,11 +30,9 @@ class SlotMove(OneStep):
         super().__init__(shm.barrier, shm.backend, call, early)
         slots = shm.region.slots if early is None else early.slots
         given_bytes = spec.given_bytes or [0] * call.size
-        reserved = shm.reserve(given_bytes[call.rank], slots)
-        longest = max(given_bytes)
-        self.are_alike(
-            call, AlikeCalls(longest, most_alike), slots, reserved if given_bytes[call.rank] else slots.slot_bytes
-        )
+        own_bytes = given_bytes[call.rank]
+        reserved = shm.reserve(own_bytes, slots)
+        self.set_alike(call, max(given_bytes), most_alike, slots, reserved if own_bytes else slots.slot_bytes)
         self._puts = [spec.puts(slots, phase) for phase in self.phases]
         self._takes = [spec.takes(slots, phase) for phase in self.phases]
         self._is_shared = spec.shared

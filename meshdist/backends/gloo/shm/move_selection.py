@@ -173,7 +173,10 @@ class AgreedMove(BarrierPlan):
         self._dtype = give[0].dtype  # type: ignore[union-attr]
         # Arrays of a list are copied as they are: flattening them costs more than copying a few bytes.
         self._takes_list = isinstance(call.recv, list)
-        self._row_bytes = 0 if isinstance(call.send, list) else math.prod(call.send.shape[1:]) * self._dtype.itemsize  # type: ignore[union-attr]
+        # Of the arrays whose rows are split; 0 for lists.
+        self._row_bytes = 0
+        if isinstance(call.send, np.ndarray):
+            self._row_bytes = math.prod(call.send.shape[1:]) * call.send.itemsize
         self._shapes = [block.shape for block in (call.recv if isinstance(call.recv, list) else take)]  # type: ignore[union-attr]
         given, taken = [[block.nbytes for block in blocks] for blocks in (give, take)]  # type: ignore[union-attr]
         self._sizes = np.array([[0, to, come, 0] for to, come in zip(given, taken, strict=True)], np.int64)

@@ -17,7 +17,7 @@ import numpy as np
 from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import ReduceOp, quiet_runner
 from meshdist.backends.base import Plan
-from meshdist.backends.gloo.shm.barrier_plans import NO_ROW, AlikeCalls, BarrierPlan, OneStep, SlotCopy, StepCopies
+from meshdist.backends.gloo.shm.barrier_plans import NO_ROW, BarrierPlan, OneStep, SlotCopy, StepCopies
 from meshdist.backends.gloo.shm.chunked_reduction import RANKS_ALONE, ScanInChunks, is_added_quickly, ways_in_chunks
 from meshdist.backends.gloo.shm.copying import Reduced, SingleCopyPlan
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, EarlyReturn
@@ -125,7 +125,7 @@ class SlotReduce(OneStep):
         assert call.op is not None
         slots = shm.region.slots if early is None else early.slots
         reserved = shm.reserve(spec.put_bytes, slots)
-        self.are_alike(call, AlikeCalls(spec.put_bytes, most_alike), slots, reserved)
+        self.set_alike(call, spec.put_bytes, most_alike, slots, reserved)
         self._puts = [spec.puts(slots, phase) for phase in self.phases]
         self._stacks = [spec.sources(slots, phase) for phase in self.phases]
         self._at_once = _is_reduced_at_once(self._stacks[0])
