@@ -6,7 +6,8 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from traceback import walk_tb
 from types import FrameType
 from typing import NamedTuple
@@ -16,6 +17,8 @@ from meshdist.debug.user_traceback import user_frames
 from meshdist.runtime.call_site import is_ours, place_in
 
 _DEEPEST = 40
+# One thread at a time reads the frames of others, and switches the collector off and on. A signal may ask in between.
+_READING = threading.RLock()
 _POOL = os.path.join("concurrent", "futures", "thread.py")
 _SPAWN = os.path.join("multiprocessing", "spawn.py")
 # Threads of this package; and the event loops of zarr and fsspec, which run code of these alone, for other threads.
@@ -32,14 +35,15 @@ def own_threads(harmless: Collection[int], harmless_modules: tuple[str, ...]) ->
     that are in the user's code now.
     """
     mine, known = threading.get_ident(), {thread.ident: thread for thread in threading.enumerate()}
-    return [
-        number
-        for number, frame in _frames().items()
-        if number != mine
-        and number not in harmless
-        and not _is_idle(frame)
-        and (_may_run_own(known[number], harmless_modules) if number in known else _is_in_own(frame))
-    ]
+    with _no_garbage_is_collected():
+        return [
+            number
+            for number, frame in sys._current_frames().items()
+            if number != mine
+            and number not in harmless
+            and not _is_idle(frame)
+            and (_may_run_own(known[number], harmless_modules) if number in known else _is_in_own(frame))
+        ]
 
 
 def _may_run_own(thread: threading.Thread, harmless_modules: tuple[str, ...]) -> bool:
@@ -71,19 +75,28 @@ class Stack(NamedTuple):
 
 def stacks(threads: Collection[int] | None = None) -> dict[int, Stack]:
     """Return the stack of each of the `threads` that is there, by thread id; of every thread if None."""
-    return {number: stack_of(frame) for number, frame in _frames().items() if threads is None or number in threads}
+    with _no_garbage_is_collected():
+        frames = sys._current_frames().items()
+        return {number: stack_of(frame) for number, frame in frames if threads is None or number in threads}
 
 
-def _frames() -> dict[int, FrameType]:
-    # Python 3.10, and 3.11 before 3.11.9, may hang if the garbage collector runs in here and frees a threading.local:
-    # both take the lock of the list of threads (python/cpython issue 106883).
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        return sys._current_frames()
-    finally:
-        if was_enabled:
-            gc.enable()
+@contextmanager
+def _no_garbage_is_collected() -> Iterator[None]:
+    """Read the frames of other threads in here.
+
+    Before Python 3.12, the garbage collector runs within allocations, so also while `f_back` makes a frame. Its
+    finalizers may let the other thread run on, which frees what is being read. In `sys._current_frames`, Python 3.10,
+    and 3.11 before 3.11.9, may hang: this and freeing a threading.local take the lock of the list of threads
+    (python/cpython issue 106883).
+    """
+    with _READING:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                gc.enable()
 
 
 def stack_of(frame: FrameType | None) -> Stack:

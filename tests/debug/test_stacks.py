@@ -40,10 +40,45 @@ assert gc.isenabled()
 print("well")
 """
 
+# Here a finalizer lets the other thread end, and the memory of its frames is used again.
+A_THREAD_ENDS_MEANWHILE = """
+import gc, threading
+from meshdist.debug.stacks import stacks
+
+class EndsThread:
+    def __init__(self, thread, event):
+        self.ring, self.thread, self.event = self, thread, event
+    def __del__(self):
+        self.event.set()
+        self.thread.join(20)
+        self.other = threading.Thread(target=deep, args=[9, wait_event], daemon=True)
+        self.other.start()
+
+def deep(number, event):
+    deep(number - 1, event) if number else event.wait(20)
+
+wait_event = threading.Event()
+for number in range(0, 150, 2):
+    gc.disable()
+    gc.collect()
+    event = threading.Event()
+    thread = threading.Thread(target=deep, args=[20, event], daemon=True)
+    thread.start()
+    EndsThread(thread, event)
+    gc.set_threshold(number + 1)
+    gc.enable()
+    stacks()
+    gc.collect()
+    wait_event.set()
+    wait_event = threading.Event()
+print("well")
+"""
+
 
 @pytest.mark.timeout(60)
-def test_stacks_can_be_asked_for_while_garbage_is_collected():
-    program = [sys.executable, "-c", ASKED_WHILE_GARBAGE_IS_COLLECTED]
+@pytest.mark.parametrize("program", [ASKED_WHILE_GARBAGE_IS_COLLECTED, A_THREAD_ENDS_MEANWHILE], ids=["local", "end"])
+def test_stacks_can_be_asked_for_while_garbage_is_collected(program):
+    program = [sys.executable, "-c", program]
     done = subprocess.run(program, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
 

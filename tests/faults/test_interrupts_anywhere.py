@@ -136,7 +136,7 @@ def interrupt_anywhere(begin):
 
 @pytest.mark.parametrize("begin", BEGINS, ids=lambda begin: begin.__name__)
 def test_a_wait_that_is_interrupted_anywhere(new_workers, begin):
-    workers = new_workers(2, "gloo", timeout_s=30.0)
+    workers = new_workers(2, "gloo", timeout_s=90.0)
     workers.start(interrupt_anywhere, begin)
     num_places, _ = workers.gather()
     assert num_places > 10 or begin not in (all_reduce, many_all_reduces)  # messages may have come at once
@@ -154,6 +154,6 @@ def interrupt_first_calls_anywhere():
 
 
 def test_a_first_call_that_is_interrupted_anywhere(new_workers):
-    workers = new_workers(1, "gloo", timeout_s=30.0)
+    workers = new_workers(1, "gloo", timeout_s=90.0)
     workers.start(interrupt_first_calls_anywhere)
     assert workers.gather()[0] > 100
