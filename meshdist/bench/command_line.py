@@ -185,7 +185,7 @@ def _tune_all(options: Namespace, setting: Setting) -> int:
     if prints and not found:
         print("\nNothing was measured: each of these calls has only one algorithm here.")
     elif prints:
-        said = "Times are means of a few calls on the slowest rank, the shortest of up to ten."
+        said = "Times are means of a few calls on the slowest rank, the shortest of up to 40."
         said += " The choices are remembered for later jobs. docs/performance.md#algorithms explains the algorithms."
         print(f"\n{fold(said, width, hanging=0)}")
         if options.plot is not None:

@@ -24,7 +24,8 @@ _CHECKED_CALLS = 3
 # slowest rank in each call adds up to more than all calls take.
 _BATCH_S = 100e-6
 # More calls than any kind of call has trials, also on a busy machine, where some are repeated.
-_MOST_TUNING_CALLS = 900
+_MOST_TUNING_CALLS = 5000
+_TUNING_CALLS_IN_A_ROW, _TUNING_BYTES_IN_A_ROW = 64, 64 << 20
 
 
 class Effort(NamedTuple):
@@ -92,14 +93,16 @@ def tune(name: str, num_bytes: int, setting: Setting) -> list[Choice]:
     give.fill(0)
     take.fill(0)
     call()
-    # The trials of all ranks end at the same call.
-    for _ in range(_MOST_TUNING_CALLS):
+    # The trials of all ranks end at the same call. Where ranks share cores, what is done between calls is measured too.
+    in_a_row = max(1, min(_TUNING_CALLS_IN_A_ROW, _TUNING_BYTES_IN_A_ROW // max(1, num_bytes)))
+    for _ in range(0, _MOST_TUNING_CALLS, in_a_row):
         # If the distance of the processors changes meanwhile, the trials of either are enough.
         choices = new_choices()
         chosen = {(choice.kind, choice.most_bytes) for choice in choices if choice.chosen is not None}
         if all((choice.kind, choice.most_bytes) in chosen for choice in choices):
             break
-        call()
+        for _ in range(in_a_row):
+            call()
     dist.barrier()
     return [choice for choice in new_choices() if choice.chosen is not None and len(choice.ways) > 1]
 

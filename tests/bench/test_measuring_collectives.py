@@ -74,7 +74,7 @@ def test_tuning_goes_on_until_a_way_is_chosen(monkeypatch, calls, moves):
     monkeypatch.setattr(measuring, "OPERATIONS", {"all_reduce": world})
     monkeypatch.setattr(measuring.dist, "barrier", lambda: None)
     assert [choice.chosen for choice in measuring.tune("all_reduce", 512, None)] == [1]
-    assert world.left == 0
+    assert -measuring._TUNING_CALLS_IN_A_ROW < world.left <= 0
 
 
 @needs_linux

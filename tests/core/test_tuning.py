@@ -69,6 +69,20 @@ def test_where_ranks_share_cores_another_way_has_to_be_much_faster():
     assert trials.next == "guess"
 
 
+def tried_by_a_benchmark(times, *, has_cores):
+    trials = Tuning(Mode.FORCE, None, has_cores=has_cores).trials("call", 1 << 20, list(times))
+    return ways_tried(trials, times), trials.next
+
+
+def test_a_benchmark_that_tunes_measures_more_and_trusts_it_more():
+    times = {"guess": [100_000], "other": [85_000], "slow": [500_000]}
+    tried, chosen = tried_by_a_benchmark(times, has_cores=False)
+    passing = ways_tried(Trials("call", 1 << 20, list(times), measures=True, has_cores=False), times)
+    assert chosen == "other"
+    assert len(tried) > 2 * len(passing)
+    assert tried_by_a_benchmark({"guess": [100_000], "other": [90_000]}, has_cores=False)[1] == "guess"
+
+
 def num_calls_until_tried_again(trials):
     for number in range(1, 10**6):
         trials.passed()
@@ -185,6 +199,18 @@ def test_the_last_choice_is_remembered_while_ways_are_tried_again(tmp_path, monk
     assert trials.next == "other"
     choices.save()
     assert TuningCache(2).choice(trials.key, or_candidate=True) == remembered
+
+
+@pytest.mark.parametrize(
+    ("choices", "remembered"),
+    [({"call 1048576": "other"}, 1), ({"call 1048576": "other", "call 1048576 far": "guess"}, 0), ({}, None)],
+)
+def test_a_choice_for_processors_at_the_other_distance_is_better_than_none(tmp_path, monkeypatch, choices, remembered):
+    monkeypatch.setenv(tuning_cache.DIRECTORY, str(tmp_path))
+    TuningCache(2).update(choices, is_final=True)
+    tuning = Tuning(Mode.ON, TuningCache(2))
+    tuning.moved(is_far=True)
+    assert tuning.remembered(tuning.trials("call", 1 << 20, ["guess", "other"])) == remembered
 
 
 def test_what_is_remembered_is_taken_after_the_first_call():
@@ -353,13 +379,14 @@ def test_a_slow_way_is_avoided(pair):
 def measuring(least_calls=tuning._LEAST_CALLS):
     """A group that measures everything, and begins again after so many calls."""
     os.environ[TUNING] = "force"
-    known = tuning._LEAST_CALLS, tuning._CALLS_TO_CONFIRM
+    known = tuning._LEAST_CALLS, tuning._CALLS_TO_CONFIRM, tuning._THOROUGH
     tuning._LEAST_CALLS = tuning._CALLS_TO_CONFIRM = least_calls
+    tuning._THOROUGH = tuning._PASSING  # few calls are enough
     try:
         with far_from(math.inf), dist.new_group() as group:
             yield group
     finally:
-        tuning._LEAST_CALLS, tuning._CALLS_TO_CONFIRM = known
+        tuning._LEAST_CALLS, tuning._CALLS_TO_CONFIRM, tuning._THOROUGH = known
         del os.environ[TUNING]
 
 

@@ -37,10 +37,7 @@ _SHORT_CALL_BYTES = 2 << 20
 # A way is dropped if it took this many times as long as the fastest, after one measurement, and after more: single
 # calls are delayed by other processes. The default is measured three times, as it is right on most machines.
 _HOPELESS, _TOO_SLOW = 3.0, 1.2
-_LEAST_ROUNDS, _MOST_ROUNDS = 3, 10
-# The ways that are left are measured until their runs have taken so long together: short calls are measured more often,
-# as what delays a processor, its host above all, lasts longer than several of them.
-_ENOUGH_NS = 2_000_000
+_LEAST_ROUNDS = 3
 # How often a run in which another process had the core of a rank is repeated, for each way; where ranks share cores, a
 # run at whose end other processes wait for one. If there are more of them, they count, and the choice is not
 # remembered: it is that of a busy machine.
@@ -56,9 +53,27 @@ _CALLS_TO_CONFIRM, _CALLS_TO_CONFIRM_REMEMBERED = 100, 10
 _SERIOUS = 2.0
 # As many calls go the same way where ranks do not measure.
 _FOR_EVER = 1 << 62
-# Another way must be faster than the default, or what was chosen, by this factor to be chosen; where ranks share cores,
-# whose turns change from call to call, by more.
-_WORTHWHILE, _WORTHWHILE_ON_SHARED_CORES = 1.05, 1.5
+
+
+class Effort(NamedTuple):
+    """How much is measured before a way is chosen, and how much faster another one has to be.
+
+    Attributes:
+        enough_ns, most_rounds: The ways that are left are measured until their runs have taken so long together: short
+            calls are measured more often, as what delays a processor, its host above all, lasts longer than several of
+            them.
+        worthwhile, worthwhile_on_shared_cores: How many times as fast as the default, or as what was chosen, another
+            way must be to be chosen; where ranks share cores, their turns change from call to call.
+    """
+
+    enough_ns: int
+    most_rounds: int
+    worthwhile: float
+    worthwhile_on_shared_cores: float
+
+
+# Of trials among the calls of a program; and of those that are all that a program does.
+_PASSING, _THOROUGH = Effort(2_000_000, 10, 1.05, 1.5), Effort(40_000_000, 40, 1.05, 1.15)
 
 
 class Mode(IntEnum):
@@ -100,6 +115,7 @@ class Trials:
         measures: bool,
         has_cores: bool = True,
         is_far: bool = False,
+        effort: Effort = _PASSING,
     ) -> None:
         self.kind, self.most_bytes, self.is_far = kind, most_bytes, is_far
         self.ways = ways
@@ -107,13 +123,14 @@ class Trials:
         self.goes_on = True
         self.shortest_ns: list[int | None] = [None] * len(ways)
         self._measures = measures
-        self._worthwhile = _WORTHWHILE if has_cores else _WORTHWHILE_ON_SHARED_CORES
+        self._effort = effort
+        self._worthwhile = effort.worthwhile if has_cores else effort.worthwhile_on_shared_cores
         # The first call is not measured, since pages are mapped in it; it tells what is remembered.
         self._left = [0]
         self._tried = [*range(len(ways))]
         self._times: dict[int, int] = {}  # in nanoseconds, the shortest of these trials
         self._rounds = 0
-        self._most_rounds = _MOST_ROUNDS
+        self._most_rounds = effort.most_rounds
         self._measured_ns = 0
         self._repeats = _REPEATS * len(ways)
         self._run = Run(0, [], 0)
@@ -138,7 +155,14 @@ class Trials:
 
     @property
     def key(self) -> str:
-        return f"{self.kind} {self.most_bytes}{' far' * self.is_far}"
+        return self._key(is_far=self.is_far)
+
+    @property
+    def key_at_other_distance(self) -> str:
+        return self._key(is_far=not self.is_far)
+
+    def _key(self, *, is_far: bool) -> str:
+        return f"{self.kind} {self.most_bytes}{' far' * is_far}"
 
     @property
     def is_final(self) -> bool:
@@ -239,7 +263,7 @@ class Trials:
         most = shortest * (_HOPELESS if self._rounds == 1 else _TOO_SLOW)
         self._left = [way for way in self._tried if times.get(way, 0) <= most]
         if self._rounds >= _LEAST_ROUNDS:
-            has_enough = self._rounds == self._most_rounds or self._measured_ns >= _ENOUGH_NS
+            has_enough = self._rounds == self._most_rounds or self._measured_ns >= self._effort.enough_ns
             if has_enough or len(self._left) == 1:
                 for way, time in times.items():
                     self.shortest_ns[way] = time
@@ -278,8 +302,9 @@ class Tuning:
         if known is None:
             has_one = most < TUNED_BYTES or len(ways) == 1
             measures = self.mode >= Mode.ON and not has_one
+            effort = _THOROUGH if self.mode is Mode.FORCE else _PASSING
             known = self._trials[key] = Trials(
-                kind, most, ways, measures=measures, has_cores=self.has_cores, is_far=self.is_far
+                kind, most, ways, measures=measures, has_cores=self.has_cores, is_far=self.is_far, effort=effort
             )
             if self.mode is Mode.OFF or has_one:
                 known.settle(0)
@@ -296,8 +321,12 @@ class Tuning:
     def remembered(self, trials: Trials) -> int | None:
         if self._cache is None or self.mode is Mode.FORCE:
             return None
-        way = self._cache.choice(trials.key, or_candidate=self.mode is Mode.CACHED)
-        return trials.ways.index(way) if way in trials.ways else None
+        # A choice for the other distance is a better guess than the default, against which it is held soon.
+        for key in (trials.key, trials.key_at_other_distance):
+            way = self._cache.choice(key, or_candidate=self.mode is Mode.CACHED)
+            if way in trials.ways:
+                return trials.ways.index(way)
+        return None
 
     def choices(self) -> list[Choice]:
         return [trials.choice() for trials in self._trials.values()]
