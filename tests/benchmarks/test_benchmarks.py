@@ -461,6 +461,17 @@ def test_cells_of_a_notebook_are_timed(script, tmp_path):
 
 
 @pytest.mark.slow
+def test_what_waiting_costs_is_measured(script, tmp_path):
+    path = tmp_path / "times.json"
+    done = script("waiting.py", "--rounds", "1", "--messages", "2", "--libraries", "meshdist", "--json", path)
+    assert done.returncode == 0, done.stderr
+    [waits] = json.loads(path.read_text())["results"]["meshdist"]
+    assert len(waits) == 4
+    assert all(time_s > 0 and 0 <= share < 2 for time_s, share in waits)
+    assert "| after 100 ms |" in done.stdout
+
+
+@pytest.mark.slow
 def test_what_a_call_costs_above_its_plan_is_measured(script, tmp_path):
     path = tmp_path / "times.json"
     done = script("call_overhead.py", "--rounds", "2", "--calls", "3", "--json", path)
