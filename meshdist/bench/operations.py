@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,7 +50,8 @@ def _empty(count: int, dtype: np.dtype[Any]) -> Array:
     if sys.platform == "linux" and num_bytes >= _OWN_PAGES_BYTES:
         pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if num_bytes >= _LARGE_PAGES_BYTES:
-            pages.madvise(mmap.MADV_HUGEPAGE)
+            with suppress(OSError):  # a kernel without them
+                pages.madvise(mmap.MADV_HUGEPAGE)
         return np.frombuffer(pages, dtype)
     return np.empty(count, dtype)
 

@@ -17,8 +17,10 @@ from meshdist.debug.user_traceback import user_frames
 from meshdist.runtime.call_site import is_ours, place_in
 
 _DEEPEST = 40
-# One thread at a time reads the frames of others, and switches the collector off and on. A signal may ask in between.
+# One thread at a time switches the collector off and on. Others wait for it so long: it may wait for them itself, as
+# where a signal has another thread report.
 _READING = threading.RLock()
+_LONGEST_S = 0.5
 _POOL = os.path.join("concurrent", "futures", "thread.py")
 _SPAWN = os.path.join("multiprocessing", "spawn.py")
 # Threads of this package; and the event loops of zarr and fsspec, which run code of these alone, for other threads.
@@ -89,14 +91,17 @@ def _no_garbage_is_collected() -> Iterator[None]:
     and 3.11 before 3.11.9, may hang: this and freeing a threading.local take the lock of the list of threads
     (python/cpython issue 106883).
     """
-    with _READING:
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if was_enabled:
-                gc.enable()
+    is_alone = _READING.acquire(timeout=_LONGEST_S)
+    was_enabled = is_alone and gc.isenabled()
+    try:
+        if is_alone:
+            gc.disable()
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+        if is_alone:
+            _READING.release()
 
 
 def stack_of(frame: FrameType | None) -> Stack:

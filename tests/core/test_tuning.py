@@ -263,7 +263,7 @@ def wrong_results(group, turn):
     return [name for name, (got, due) in found.items() if due is not None and (got != due).any()]
 
 
-# Where ways are measured, some have been after so many; all are after 900, also if all runs that may be are repeated.
+# Where ways are measured, some have been after so many; all are after 3000, also if all runs that may be are repeated.
 UNMEASURED_CALLS = 15
 
 
@@ -273,7 +273,7 @@ def far_from(nanoseconds):
 
 
 @far_from(math.inf)
-def tuned(mode=None, calls=900):
+def tuned(mode=None, calls=3000):
     before = os.environ.get(TUNING)
     os.environ[TUNING] = mode or "force"
     try:

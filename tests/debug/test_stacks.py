@@ -11,6 +11,7 @@ import pytest
 from until import until
 
 import meshdist as dist
+from meshdist.debug import stacks as stacks_module
 from meshdist.debug.stacks import own_threads, stacks
 
 ASKED_WHILE_GARBAGE_IS_COLLECTED = """
@@ -81,6 +82,11 @@ def test_stacks_can_be_asked_for_while_garbage_is_collected(program):
     program = [sys.executable, "-c", program]
     done = subprocess.run(program, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
+
+
+def test_stacks_can_be_asked_for_while_another_thread_that_waits_for_this_one_reads_them():
+    with stacks_module._no_garbage_is_collected(), ThreadPoolExecutor(1) as other:
+        assert threading.get_ident() in other.submit(stacks).result(timeout=20)
 
 
 @pytest.mark.parametrize("level", [dist.DebugLevel.OFF, dist.DebugLevel.DETAIL])
