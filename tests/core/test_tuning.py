@@ -203,7 +203,7 @@ def test_the_last_choice_is_remembered_while_ways_are_tried_again(tmp_path, monk
 
 @pytest.mark.parametrize(
     ("choices", "remembered"),
-    [({"call 1048576": "other"}, 1), ({"call 1048576": "other", "call 1048576 far": "guess"}, 0), ({}, None)],
+    [({"call 1048576": "other"}, 3), ({"call 1048576": "other", "call 1048576 far": "guess"}, 0), ({}, None)],
 )
 def test_a_choice_for_processors_at_the_other_distance_is_better_than_none(tmp_path, monkeypatch, choices, remembered):
     monkeypatch.setenv(tuning_cache.DIRECTORY, str(tmp_path))
@@ -211,6 +211,18 @@ def test_a_choice_for_processors_at_the_other_distance_is_better_than_none(tmp_p
     tuning = Tuning(Mode.ON, TuningCache(2))
     tuning.moved(is_far=True)
     assert tuning.remembered(tuning.trials("call", 1 << 20, ["guess", "other"])) == remembered
+
+
+def test_a_choice_for_the_other_distance_is_held_against_all_ways():
+    def chosen(times):
+        trials = Trials("call", 1 << 20, list(times), measures=True, has_cores=False)
+        trials.add(100, 3 + 1)
+        assert trials.goes_on
+        assert set(ways_tried(trials, times)) == set(times)
+        return trials.next
+
+    assert chosen({"guess": [100], "other": [110], "third": [120]}) == "other"
+    assert chosen({"guess": [100], "other": [110], "third": [50]}) == "third"
 
 
 def test_what_is_remembered_is_taken_after_the_first_call():

@@ -62,18 +62,20 @@ class Effort(NamedTuple):
         enough_ns, most_rounds: The ways that are left are measured until their runs have taken so long together: short
             calls are measured more often, as what delays a processor, its host above all, lasts longer than several of
             them.
+        most_rounds_again: The same, of trials that begin again.
         worthwhile, worthwhile_on_shared_cores: How many times as fast as the default, or as what was chosen, another
             way must be to be chosen; where ranks share cores, their turns change from call to call.
     """
 
     enough_ns: int
     most_rounds: int
+    most_rounds_again: int
     worthwhile: float
     worthwhile_on_shared_cores: float
 
 
 # Of trials among the calls of a program; and of those that are all that a program does.
-_PASSING, _THOROUGH = Effort(2_000_000, 10, 1.05, 1.5), Effort(40_000_000, 40, 1.05, 1.15)
+_PASSING, _THOROUGH = Effort(2_000_000, 10, _LEAST_ROUNDS, 1.05, 1.5), Effort(40_000_000, 40, 40, 1.05, 1.15)
 
 
 class Mode(IntEnum):
@@ -120,6 +122,7 @@ class Trials:
         self.kind, self.most_bytes, self.is_far = kind, most_bytes, is_far
         self.ways = ways
         self.chosen: int | None = None
+        self._guess = 0  # what the others are held against until one is chosen
         self.goes_on = True
         self.shortest_ns: list[int | None] = [None] * len(ways)
         self._measures = measures
@@ -208,8 +211,10 @@ class Trials:
             self._is_disturbed = True
         way = self._left.pop(0)
         if self.is_first:
-            if remembered is not None or not self._measures:
-                self.settle(remembered or 0)
+            is_known = remembered is not None and remembered < len(self.ways)
+            self._guess = 0 if remembered is None else remembered % len(self.ways)
+            if is_known or not self._measures:
+                self.settle(self._guess)
                 return
         else:
             self._measured_ns += took_ns * self._calls_in_a_run
@@ -252,13 +257,13 @@ class Trials:
         if self._interval < _LEAST_CALLS and self.chosen:
             others = []  # the chosen way is held against the default alone
         self._left = list(dict.fromkeys((self.chosen, 0, *others)))
-        self._tried, self._rounds, self._most_rounds = self._left.copy(), 1, _LEAST_ROUNDS
+        self._tried, self._rounds, self._most_rounds = self._left.copy(), 1, self._effort.most_rounds_again
         self._times, self._measured_ns = {}, 0
         self._repeats = _REPEATS * len(self._tried)
         self._is_new, self._is_disturbed, self.goes_on = True, False, True
 
     def _next_round(self) -> None:
-        times, incumbent = self._times, self.chosen or 0
+        times, incumbent = self._times, self._guess if self.chosen is None else self.chosen
         shortest = min(times.values(), default=0)
         most = shortest * (_HOPELESS if self._rounds == 1 else _TOO_SLOW)
         self._left = [way for way in self._tried if times.get(way, 0) <= most]
@@ -319,13 +324,16 @@ class Tuning:
         self.is_far = is_far
 
     def remembered(self, trials: Trials) -> int | None:
+        """Return the way that is remembered; as a number behind those of all ways if only for the other distance.
+
+        The trials are needed then as well, but that way is a better guess than the default.
+        """
         if self._cache is None or self.mode is Mode.FORCE:
             return None
-        # A choice for the other distance is a better guess than the default, against which it is held soon.
-        for key in (trials.key, trials.key_at_other_distance):
+        for key, behind in ((trials.key, 0), (trials.key_at_other_distance, len(trials.ways))):
             way = self._cache.choice(key, or_candidate=self.mode is Mode.CACHED)
             if way in trials.ways:
-                return trials.ways.index(way)
+                return trials.ways.index(way) + behind
         return None
 
     def choices(self) -> list[Choice]:
