@@ -10,6 +10,7 @@ from typing import Any
 
 from distributed import Client
 
+from meshdist.dask.client_calls import called
 from meshdist.dask.seat import Use, use_of_worker
 from meshdist.errors import DistError
 from meshdist.system.deadline import Deadline
@@ -113,7 +114,7 @@ def _named(infos: dict[str, Any], names: Sequence[str | int]) -> dict[Any, Any]:
 def known_workers(client: Client) -> dict[str, Any]:
     """Return what the scheduler knows of its workers, by address."""
     # Client.scheduler_info may have none of them, since the client updates it in between.
-    identity: Any = client.sync(scheduler_of(client).identity)
+    identity: Any = called(client, lambda: client.scheduler.identity())
     return {address: {**info, "address": address} for address, info in identity["workers"].items()}
 
 
@@ -136,11 +137,5 @@ def ask_workers(
     async def ask_all() -> list[dict[str, Any]]:
         return await asyncio.gather(*map(ask, workers))
 
-    answers: list[dict[str, Any]] = client.sync(ask_all)
+    answers: list[dict[str, Any]] = called(client, ask_all)
     return {worker: answer for each in answers for worker, answer in each.items()}
-
-
-def scheduler_of(client: Client) -> Any:
-    if client.scheduler is None:
-        raise ConnectionError("run: the client was closed")
-    return client.scheduler

@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 from dask.base import is_dask_collection
-from distributed import Client, Future, MultiLock, wait
+from distributed import Client, Future, MultiLock
 
 from meshdist.arrays.trees import exchanged, values_in
 from meshdist.dask.chosen_workers import (
@@ -20,8 +20,8 @@ from meshdist.dask.chosen_workers import (
     checked_names,
     choose_workers,
     known_workers,
-    scheduler_of,
 )
+from meshdist.dask.client_calls import called, check_open, settle
 from meshdist.dask.job_errors import Failed, RankError, WorkerLostError
 from meshdist.dask.partitions import BlockOf, Cut, Kept, Partitions, from_dask
 from meshdist.dask.returned_arrays import dask_arrays
@@ -79,6 +79,7 @@ def run(
             another's, with rank and worker.
         WorkerLostError: The worker of a rank ended or restarted.
         DistTimeoutError: The workers did not become free in time.
+        ConnectionError: The client was closed meanwhile, or has lost the scheduler.
         DistError: There are too few workers or not those named, or they cannot be ranks; nothing was started.
         TypeError: An argument has the wrong type or cannot be pickled, or is a Dask collection that cannot be a
             DTensor.
@@ -123,7 +124,7 @@ def _reserved(client: Client, workers: Sequence[str], deadline: Deadline) -> Ite
     """Reserve the workers, all at once, for a `with` block; yield the lock's id."""
     lock = MultiLock([f"meshdist-{worker}" for worker in workers], client)
     try:
-        if not lock.acquire(timeout=deadline.remaining_s()):
+        if not called(client, lock.acquire, timeout=deadline.remaining_s()):
             raise DistTimeoutError(
                 f"run: other jobs of meshdist had one or more of the workers, {len(workers)}, for"
                 f" {deadline.timeout_s:g} s; wait for them, or pass a longer start_timeout"
@@ -142,7 +143,7 @@ def _reserved(client: Client, workers: Sequence[str], deadline: Deadline) -> Ite
 def _release(client: Client, lock: MultiLock) -> None:
     # Without a scheduler there is no lock, and a rank whose task was cancelled has released it.
     with suppress(OSError, KeyError):
-        client.sync(scheduler_of(client).multi_lock_release, id=lock.id)
+        called(client, lambda: client.scheduler.multi_lock_release(id=lock.id))
 
 
 def _block_instead(blocks: dict[Cut, BlockOf], value: Any) -> Any:
@@ -240,18 +241,18 @@ class _Job:
         if self._failed or self._lost:
             raise self._first_failure(pending)
         results = [self._returned[rank] for rank in range(self._ticket.size)]
-        return dask_arrays(results, self._block)
+        return dask_arrays(results, self._block, self._client)
 
     def _wait(self, pending: dict[int, Future], longest_s: float) -> None:
         """Wait until a rank has come to its end, and sort it out; look for lost workers."""
-        with suppress(TimeoutError, CancelledError):
-            wait(list(pending.values()), timeout=max(0.01, longest_s), return_when="FIRST_COMPLETED")
+        settle(self._client, pending.values(), longest_s, first=True)
         for rank in [rank for rank, future in pending.items() if future.done()]:
             try:
-                outcome = pending[rank].result(timeout=_FETCH_S)
+                outcome = called(self._client, pending[rank].result, timeout=_FETCH_S)
             except TimeoutError:
                 continue  # its worker ended before it could send the result
             except (Exception, CancelledError) as error:  # of Dask: it was cancelled, or cannot be sent
+                check_open(self._client)
                 outcome = Failed.of_task(error)
             del pending[rank]
             if isinstance(outcome, RankResult):
@@ -316,8 +317,7 @@ class _Job:
             pending = {rank: each for rank, each in pending.items() if self._ticket.workers[rank] in alive}
             if pending:
                 end = self._ask_to_end(pending)
-                with suppress(TimeoutError, CancelledError):
-                    wait(list(pending.values()), timeout=max(0.01, end.remaining_s()))
+                settle(self._client, pending.values(), end.remaining_s())
             workers = [worker for worker in self._ticket.workers if worker in alive]
             ask_workers(self._client, workers, ANSWER_S, drop_seat, self._ticket.job)
-            self._client.cancel(self._futures)
+            called(self._client, self._client.cancel, self._futures)

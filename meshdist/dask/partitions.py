@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from dask.base import is_dask_collection
 from dask.delayed import Delayed
-from distributed import Client, Future, futures_of, wait
+from distributed import Client, Future, futures_of
 
 from meshdist.arrays.trees import exchanged, values_in
+from meshdist.dask.client_calls import called, settle
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.system.plurals import counted
 from meshdist.tensor import DTensor, Partial, Shard
@@ -147,14 +148,14 @@ class Partitions:
             others[dim] = _even(size, len(workers))
         array = client.persist(array.rechunk(others) if others else array, workers=list(workers))
         futures = futures_of(array)
-        wait(futures)
+        settle(client, futures)
         by_key = {future.key: future for future in futures}
         names = [(array.name, *at) for at in product(*map(range, array.numblocks))]
         chunks = [by_key[name] for name in names]
         for chunk in chunks:
             if chunk.status == "error":
-                chunk.result()
-        has = client.who_has(chunks)
+                called(client, chunk.result)
+        has = called(client, client.who_has, chunks)
         rows = [1 if np.isnan(each) else int(each) for each in array.chunks[dim]]
         return Partitions(replace(cut, array=array), chunks, rows, [has.get(chunk.key, ()) for chunk in chunks])
 

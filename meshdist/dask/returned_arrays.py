@@ -10,21 +10,23 @@ from typing import Any
 import dask
 import dask.array
 import numpy as np
-from distributed import Future, wait
+from distributed import Client, Future
 
 from meshdist.arrays.trees import exchanged, values_in
+from meshdist.dask.client_calls import settle
 from meshdist.dask.partitions import Kept
 from meshdist.errors import DistError
 
 _Index = tuple[tuple[int, int], ...]
 
 
-def dask_arrays(results: Sequence[Any], block: Callable[[int, Kept], Future]) -> list[Any]:
+def dask_arrays(results: Sequence[Any], block: Callable[[int, Kept], Future], client: Client) -> list[Any]:
     """Return the results of the ranks with Dask arrays in place of their DTensors.
 
     Args:
         results: By rank.
         block: Returns the future of a block that a rank kept.
+        client: Of these futures.
 
     Raises:
         DistError: A DTensor was not returned by all of its ranks.
@@ -34,13 +36,13 @@ def dask_arrays(results: Sequence[Any], block: Callable[[int, Kept], Future]) ->
         for kept in values_in(result):
             if isinstance(kept, Kept):
                 found[kept.number].append((rank, kept))
-    arrays = {number: _array(number, pieces, block) for number, pieces in found.items()}
+    arrays = {number: _array(number, pieces, block, client) for number, pieces in found.items()}
     return [
         exchanged(each, lambda value: arrays[value.number] if isinstance(value, Kept) else value) for each in results
     ]
 
 
-def _array(number: int, pieces: list[tuple[int, Kept]], block: Callable[[int, Kept], Future]) -> Any:
+def _array(number: int, pieces: list[tuple[int, Kept]], block: Callable[[int, Kept], Future], client: Client) -> Any:
     whole = pieces[0][1]
     first: dict[_Index, tuple[int, Kept]] = {}  # replicas are the same
     for rank, kept in pieces:
@@ -69,7 +71,7 @@ def _array(number: int, pieces: list[tuple[int, Kept]], block: Callable[[int, Ke
             " of its mesh must return it, in the same order"
         )
     futures = {index: block(*first[index]) for index in grid}
-    wait(list(futures.values()))
+    settle(client, futures.values())
     nested = np.empty(tuple(map(len, parts)) or (1,), dtype=object)
     for at, index in zip(np.ndindex(nested.shape), grid, strict=True):
         shape = tuple(end - start for start, end in index)

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +38,7 @@ if find_spec("distributed") is not None or TYPE_CHECKING:
 
     import meshdist.dask
     from meshdist.dask import dask_job
+    from meshdist.dask.client_calls import called
     from meshdist.dask.seat import Reserved, Seat, Ticket, _seats, drop_seat, reserve_seat
 
 RANKS = 2
@@ -235,10 +236,13 @@ def test_workers_that_a_cancelled_rank_has_released_hide_no_failure(client: Any)
 
 def test_a_client_that_goes_away_frees_the_workers(client: Any, tmp_path: Path) -> None:
     other = Client(client.scheduler.address, set_as_default=False)
+    failures: list[BaseException] = []
 
     def job() -> None:
-        with suppress(Exception):  # of Dask: its client was closed under it
+        try:
             meshdist.dask.run(other, dask_ranks.computes_for_long, str(tmp_path))
+        except ConnectionError as error:
+            failures.append(error)
 
     thread = threading.Thread(target=job, daemon=True)
     thread.start()
@@ -246,6 +250,28 @@ def test_a_client_that_goes_away_frees_the_workers(client: Any, tmp_path: Path) 
     other.close()
     assert meshdist.dask.run(client, dask_ranks.sums, start_timeout=40)[1][0] == 1
     thread.join(30)
+    assert [str(error) for error in failures] == ["run: the client was closed"]
+
+
+def test_a_call_that_a_stopped_event_loop_has_lost_ends() -> None:
+    loop, is_begun = asyncio.new_event_loop(), []
+    client = SimpleNamespace(status="running", loop=SimpleNamespace(asyncio_loop=loop))
+    with closing(loop), pytest.raises(ConnectionError, match="run: the client was closed"):
+        called(client, is_begun.append, 1)
+    assert not is_begun
+
+
+OF_NO_DEFAULT_CLIENT = """
+import sys, distributed, meshdist.dask
+with distributed.Client(sys.argv[1], set_as_default=False) as client:
+    print(meshdist.dask.run(client, int))
+"""
+
+
+def test_the_client_need_not_be_the_default_one(client: Any) -> None:
+    program = [sys.executable, "-c", OF_NO_DEFAULT_CLIENT, client.scheduler.address]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[0, 0]\n", done
 
 
 def test_threads_as_workers_are_refused() -> None:
