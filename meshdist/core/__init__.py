@@ -21,7 +21,7 @@ VARIABLE = "MESHDIST_CORE"
 
 _CHOICES = ("auto", "python", "require")
 # What this package and the module expect of each other; the same number stands in module.c.
-_INTERFACE = 38
+_INTERFACE = 39
 
 T = TypeVar("T")
 
@@ -161,6 +161,7 @@ if TYPE_CHECKING:
         Chosen,
         Chunks,
         Countdown,
+        DeferringLock,
         Exchange,
         Function,
         Handle,
@@ -177,11 +178,12 @@ elif module is None:
     Function, Calls, Barrier, Ring, Step = partial, PlainCalls, None, None, None
     Chunks, Stream, SingleCopy, Inbox, ObjectSender, Exchange = None, None, None, None, None, None
     Handle, TryLock, Record = PlainHandle, threading.Lock, PlainRecord
-    Chosen, Countdown = None, PlainCountdown
+    Chosen, Countdown, DeferringLock = None, PlainCountdown, None
 else:
     Function, Calls, Barrier, Ring, Step = module.Function, module.Calls, module.Barrier, module.Ring, module.Step
     Handle, TryLock, Stream, SingleCopy = module.Handle, module.TryLock, module.Stream, module.SingleCopy
     Record, Chosen, Countdown = module.Record, module.Chosen, module.Countdown
+    DeferringLock = module.DeferringLock
     Inbox, ObjectSender, Exchange, Chunks = module.Inbox, module.ObjectSender, module.Exchange, module.Chunks
 
 
@@ -214,6 +216,7 @@ __all__ = [
     "Chosen",
     "Chunks",
     "Countdown",
+    "DeferringLock",
     "Exchange",
     "Function",
     "Handle",

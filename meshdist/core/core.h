@@ -607,8 +607,11 @@ bool may_announce(Calls *calls, PyObject *run);
 int await_sent(Calls *calls, Ring *ring, uint64_t number);
 extern PyMethodDef work_functions[];
 
+/* ---- interrupts.c: a lock that Ctrl-C waits for; see `system.interrupts` */
+extern PyTypeObject *deferring_lock_type;
+
 extern PyType_Spec barrier_spec, step_spec, chunks_spec, ring_spec, inbox_spec, object_sender_spec, exchange_spec, function_spec,
     calls_spec, try_lock_spec, record_spec, handle_spec, stream_spec, single_copy_spec, chosen_spec,
-    countdown_spec;
+    countdown_spec, deferring_lock_spec;
 
 #endif

@@ -2,7 +2,7 @@
 #include "known_calls.h"
 
 /* Raised with every change of what Python and this module expect of each other. */
-enum { INTERFACE = 38 };
+enum { INTERFACE = 39 };
 
 #ifdef __clang__
 #define COMPILER __VERSION__ /* which has the name as well */
@@ -39,6 +39,7 @@ PyMODINIT_FUNC PyInit__core(void)
         || add_type(module, &chunks_spec, &chunks_type) < 0
         || add_type(module, &stream_spec, &stream_type) < 0 || add_type(module, &single_copy_spec, &single_copy_type) < 0
         || add_type(module, &chosen_spec, &chosen_type) < 0 || add_type(module, &countdown_spec, &countdown_type) < 0
+        || add_type(module, &deferring_lock_spec, &deferring_lock_type) < 0
         || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0
         || PyModule_AddStringConstant(module, "COMPILER", COMPILER) < 0) {
         Py_DECREF(module);

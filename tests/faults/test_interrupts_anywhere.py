@@ -1,4 +1,4 @@
-"""Ctrl-C anywhere in a wait for an async call leaves nothing behind that waits for ever.
+"""Ctrl-C anywhere in a wait leaves nothing behind that waits for ever, and spoils no other group.
 
 The interrupted rank may wait again, or leave; either the call ends, or the group is known to be broken.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import dis
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
-from functools import lru_cache
+from contextlib import suppress
+from functools import lru_cache, partial
 from types import CodeType, FrameType
 
 import numpy as np
@@ -38,7 +40,7 @@ def INSTRUCTIONS(code):
 
 
 class InterruptAnywhere:
-    """Raises KeyboardInterrupt at the first place in FILES at which no earlier one was raised."""
+    """Sends this rank SIGINT at the first place in FILES at which it got none before."""
 
     def __init__(self) -> None:
         self.tried: set[tuple[CodeType, int]] = set()
@@ -72,7 +74,7 @@ class InterruptAnywhere:
             self.tried.add(place)
             self.is_raised = True
             self.place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return self._trace
 
 
@@ -140,6 +142,54 @@ def test_a_wait_that_is_interrupted_anywhere(new_workers, begin):
     workers.start(interrupt_anywhere, begin)
     num_places, _ = workers.gather()
     assert num_places > 10 or begin not in (all_reduce, many_all_reduces)  # messages may have come at once
+
+
+def receive(group, size=3):
+    x = np.full(size, 7.0 * group.rank())
+    if group.rank() == 1:
+        group.send(x, 0)
+    else:
+        group.recv(x, 1)
+
+
+def receive_much(group):
+    receive(group, LONG)
+
+
+def reduce(group, size=3):
+    group.all_reduce(np.ones(size))
+
+
+def reduce_much(group):
+    reduce(group, LONG)
+
+
+def interrupt_calls_anywhere(call):
+    """Interrupt a call of one rank anywhere; other groups have to work nevertheless. Return at how many places."""
+    interrupt, in_vain = InterruptAnywhere(), np.zeros(1)
+    while in_vain[0] < IN_VAIN:
+        group = dist.new_group(timeout=AGAIN_S)
+        call(group)  # the fast path is there from the second call on
+        group.barrier()
+        if dist.get_rank() == 0:
+            in_vain[0] = 0 if interrupt.during(partial(call, group)) else in_vain[0] + 1
+        else:
+            with suppress(dist.DistError):  # the group is no more
+                call(group)
+        dist.destroy_process_group(group)
+        dist.broadcast(in_vain, 0)
+        much = np.full(LONG, 1.0 + dist.get_rank())
+        dist.all_reduce(much)
+        assert (much == 3.0).all(), f"after an interrupt at {interrupt.place}, another group gets {much}"
+    return len(interrupt.tried)
+
+
+@pytest.mark.parametrize("call", [receive, receive_much, reduce, reduce_much], ids=lambda call: call.__name__)
+def test_a_call_between_hosts_that_is_interrupted_anywhere(new_workers, call):
+    workers = new_workers(2, "gloo-tcp", timeout_s=90.0)
+    workers.start(interrupt_calls_anywhere, call)
+    num_places, _ = workers.gather()
+    assert num_places > 100
 
 
 def interrupt_first_calls_anywhere():

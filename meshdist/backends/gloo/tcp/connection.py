@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +22,7 @@ from meshdist.runtime.departure import Departure, PeerExit
 from meshdist.security.credentials import TlsError
 from meshdist.store import keepalive
 from meshdist.store.keepalive import SilenceMonitor, probe_often, silence
+from meshdist.system.interrupts import Lock, deferring_lock
 from meshdist.system.tcp_socket import counter_of_unacknowledged, tcp_info
 
 # Size of the staging buffer for headers: a small message arrives with its header in one read.
@@ -65,7 +65,7 @@ class Connection:
         sink: Sink,
         watch: Callable[[bool, bool], None],
         on_broken: Callable[[Connection, Departure], None] | None = None,
-        lock: threading.RLock | None = None,
+        lock: Lock | None = None,
         *,
         has_other_ways: bool = False,
     ) -> None:
@@ -84,7 +84,7 @@ class Connection:
         self._then: Callable[[], None] | None = None
         self.is_held = False  # no frames are parsed for now; see `hold`
         self._num_lost = 0  # while there is no socket, what the last one may not have delivered
-        self._retention = Retention(lock or threading.RLock(), self._num_unacknowledged)
+        self._retention = Retention(lock or deferring_lock(), self._num_unacknowledged)
         self._out: deque[Outgoing] = deque()
         self.num_sent = 0  # bytes handed to `send`, written or not
         self._use(sock, watch)

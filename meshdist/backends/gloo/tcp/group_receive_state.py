@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -13,6 +12,7 @@ from meshdist.backends.gloo.tcp.connection import Connection, Place
 from meshdist.backends.gloo.tcp.frames import CTS, MISMATCH, Header, pack
 from meshdist.backends.p2p.requests import RecvRequest, UnexpectedMessage
 from meshdist.runtime.departure import Departure
+from meshdist.system.interrupts import Lock
 
 # Unexpected messages are kept up to this total; beyond it the sender waits, unless this rank waits for it.
 MOST_KEPT_BYTES = 16 << 20
@@ -23,7 +23,7 @@ class PeerLink(AwaitedPeer, Protocol):
     """The `Link` with one peer."""
 
     rank: int
-    lock: threading.RLock
+    lock: Lock
 
     def expect(
         self, number: int, place: memoryview, then: Callable[[], None], receive_state: GroupReceiveState

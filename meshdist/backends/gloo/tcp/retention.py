@@ -7,10 +7,11 @@ their sender until it needs their memory: then the part that is not acknowledged
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
+
+from meshdist.system.interrupts import Lock
 
 # What was acknowledged is dropped each time that so many bytes have been written.
 _SLACK_BYTES = 256 << 10
@@ -41,7 +42,7 @@ class Retention:
         num_unacknowledged: Returns how many bytes are with the kernel, and not acknowledged.
     """
 
-    def __init__(self, lock: threading.RLock, num_unacknowledged: Callable[[], int]) -> None:
+    def __init__(self, lock: Lock, num_unacknowledged: Callable[[], int]) -> None:
         self.lock = lock
         self.end = 0  # how many bytes all completed frames had
         self._begin = 0  # of the first byte that is kept

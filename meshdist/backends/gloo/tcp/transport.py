@@ -28,6 +28,7 @@ from meshdist.runtime.message_counts import Carried
 from meshdist.security.encryption import encryption_from_environment
 from meshdist.store.tcp import secret_of
 from meshdist.system.deadline import Deadline
+from meshdist.system.interrupts import deferring_lock
 
 _log = logging.getLogger("meshdist")
 _DELIVERY_S = 5.0
@@ -42,7 +43,7 @@ class TcpTransport:
 
     def __init__(self, options: BackendOptions) -> None:
         peers, store = options.peers, options.world_store
-        self.lock = threading.RLock()
+        self.lock = deferring_lock()  # Ctrl-C in the middle of a frame would spoil the connection for all groups
         self._poller = new_poller()
         self.fd = self._poller.fd
         self._peers = peers
