@@ -21,7 +21,7 @@ VARIABLE = "MESHDIST_CORE"
 
 _CHOICES = ("auto", "python", "require")
 # What this package and the module expect of each other; the same number stands in module.c.
-_INTERFACE = 39
+_INTERFACE = 40
 
 T = TypeVar("T")
 
@@ -204,6 +204,12 @@ def world_changed() -> None:
         module.world_changed()
 
 
+def begin_sleep() -> None:
+    """This rank sleeps until it waits the next time; see `spread_ranks`."""
+    if module is not None:
+        module.begin_sleep()
+
+
 def use_many_worlds(slots: ContextVar[Any]) -> None:
     """Threads may have worlds of their own from now on; `slots` has what tells them apart."""
     if module is not None:
@@ -228,6 +234,7 @@ __all__ = [
     "Step",
     "Stream",
     "TryLock",
+    "begin_sleep",
     "compare_by_identity",
     "explain_type_errors",
     "missing",

@@ -171,7 +171,7 @@ yield:
     int64_t until = now_ns() + YIELD_NS;
     for (; arrived && post < posts.end; post++) {
         while (load(words + *post) != word && (arrived = now_ns() < until))
-            sched_yield();
+            yield_processor();
     }
     Py_END_ALLOW_THREADS
     return arrived && is_same_call(self, step, posts);

@@ -607,7 +607,12 @@ bool may_announce(Calls *calls, PyObject *run);
 int await_sent(Calls *calls, Ring *ring, uint64_t number);
 extern PyMethodDef work_functions[];
 
-/* ---- interrupts.c: a lock that Ctrl-C waits for; see `system.interrupts` */
+/* ---- spreading.c: where ranks run that share processors */
+/* Let another thread run on this processor, while this one waits; without the GIL, or where that takes no time. */
+void yield_processor(void);
+extern PyMethodDef spreading_functions[];
+
+/* ---- deferring_lock.c: a lock that Ctrl-C waits for; see `system.deferring_lock` */
 extern PyTypeObject *deferring_lock_type;
 
 extern PyType_Spec barrier_spec, step_spec, chunks_spec, ring_spec, inbox_spec, object_sender_spec, exchange_spec, function_spec,

@@ -112,7 +112,7 @@ static int await_taken(Exchange *self, int leg, const Sent *sent)
     Py_BEGIN_ALLOW_THREADS
     int64_t until = now_ns() + for_bytes(TAKEN_NS, ring->kind.num_bytes);
     for (; !is && now_ns() < until; is = ring_is_taken(ring, number))
-        sched_yield();
+        yield_processor();
     Py_END_ALLOW_THREADS
     if (is)
         return 1;

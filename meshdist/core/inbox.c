@@ -39,7 +39,7 @@ static bool await_any(Inbox *self)
     bool has_come = false;
     Py_BEGIN_ALLOW_THREADS
     for (int64_t until = now_ns() + YIELD_NS; !(has_come = has_any(self)) && now_ns() < until;)
-        sched_yield();
+        yield_processor();
     Py_END_ALLOW_THREADS
     return has_come;
 }
@@ -70,7 +70,7 @@ int inbox_await(Inbox *self)
     if (has_to_ask(self))
         return 0;
     Py_BEGIN_ALLOW_THREADS
-    sched_yield(); /* it is called again and again, and the sender may need the processor */
+    yield_processor(); /* it is called again and again, and the sender may need the processor */
     Py_END_ALLOW_THREADS
     return 2;
 }

@@ -292,7 +292,7 @@ bool ring_is_taken_soon(Ring *self, uint64_t number)
     Py_BEGIN_ALLOW_THREADS
     int64_t until = now_ns() + for_bytes(YIELD_NS, self->kind.num_bytes);
     while (!(is = load(taken) >= number) && now_ns() < until)
-        sched_yield();
+        yield_processor();
     Py_END_ALLOW_THREADS
     return is;
 }
@@ -313,7 +313,7 @@ static Py_ssize_t stream_message(Ring *self, const char *data, uint64_t number)
         if ((written = stream_fill(&self->pipe, data, size, written, 0, true)) > before)
             until = now_ns() + YIELD_NS;
         else
-            sched_yield();
+            yield_processor();
     }
     Py_END_ALLOW_THREADS
     if (written == size)
@@ -408,7 +408,7 @@ int ring_await(Ring *self)
     /* Another thread may read the message meanwhile: then this one needs a request. */
     int64_t until = now_ns() + for_bytes(YIELD_NS, self->kind.num_bytes);
     while (!(has_come = load(head) != tail) && now_ns() < until)
-        sched_yield();
+        yield_processor();
     Py_END_ALLOW_THREADS
     return has_come;
 }

@@ -2,7 +2,7 @@
 #include "known_calls.h"
 
 /* Raised with every change of what Python and this module expect of each other. */
-enum { INTERFACE = 39 };
+enum { INTERFACE = 40 };
 
 #ifdef __clang__
 #define COMPILER __VERSION__ /* which has the name as well */
@@ -33,6 +33,7 @@ PyMODINIT_FUNC PyInit__core(void)
         || add_type(module, &inbox_spec, &inbox_type) < 0 || PyModule_AddFunctions(module, object_functions) < 0
         || PyModule_AddFunctions(module, copy_functions) < 0 || PyModule_AddFunctions(module, argument_functions) < 0
         || PyModule_AddFunctions(module, distance_functions) < 0 || PyModule_AddFunctions(module, memory_functions) < 0
+        || PyModule_AddFunctions(module, spreading_functions) < 0
         || PyModule_AddIntConstant(module, "LINES_BYTES", lines_bytes) < 0
         || add_type(module, &object_sender_spec, &object_sender_type) < 0
         || add_type(module, &exchange_spec, &exchange_type) < 0

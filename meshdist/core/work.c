@@ -391,7 +391,7 @@ static int look_for_taken(Calls *calls, Ring *ring, uint64_t number, int64_t unt
     if (now_ns() > until)
         return 0;
     Py_BEGIN_ALLOW_THREADS
-    sched_yield();
+    yield_processor();
     Py_END_ALLOW_THREADS
     return 2;
 }
@@ -541,7 +541,7 @@ static PyObject *poll_any(PyObject *module, PyObject *works)
             continue;
         }
         Py_BEGIN_ALLOW_THREADS
-        sched_yield();
+        yield_processor();
         Py_END_ALLOW_THREADS
     }
     return PyLong_FromLong(-1);

@@ -16,6 +16,7 @@ import sys
 import time
 from collections import Counter
 
+from meshdist.core import begin_sleep
 from meshdist.runtime.waiting import Doorbell, Doorbells
 from meshdist.system.platform import check_processes
 
@@ -34,6 +35,7 @@ class SocketDoorbell(Doorbell):
         self._watched: Counter[int] = Counter()
 
     def wait(self, timeout_s: float) -> bool:
+        begin_sleep()
         if self._watched:
             return self._wait_for_any(timeout_s)
         if timeout_s < _MILLISECOND_S:

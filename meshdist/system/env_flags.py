@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 SINGLE_COPY = "MESHDIST_SINGLE_COPY"
+SPREADING = "MESHDIST_SPREADING"
 DISABLE_SHM = "MESHDIST_DISABLE_SHM"
 INSECURE = "MESHDIST_INSECURE"
 MPI_CUDA = "MESHDIST_MPI_CUDA"
@@ -58,7 +59,7 @@ def _one_of(variable: str, values: tuple[str, ...]) -> str:
 def check_switches() -> None:
     tuning_mode()
     encryption_mode()
-    for variable in (SINGLE_COPY, DISABLE_SHM, INSECURE, MPI_CUDA):
+    for variable in (SINGLE_COPY, SPREADING, DISABLE_SHM, INSECURE, MPI_CUDA):
         switch(variable)
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from functools import cache
 
+from meshdist import core
 from meshdist.errors import DistBackendError, DistError
 
 # Keeps a descriptor from programs that are started; on Windows they never inherit one.
@@ -42,7 +43,7 @@ if sys.platform == "win32":
         time.sleep(0)
 else:
     KILL = signal.SIGKILL
-    let_others_run = os.sched_yield
+    let_others_run = os.sched_yield if core.module is None else core.module.yield_processor
 
 
 def user_id() -> int:

@@ -17,10 +17,11 @@ from meshdist.backends.gloo.shm import copying, move_selection, reduction
 from meshdist.system.env_flags import TUNING
 
 pytestmark = [pytest.mark.timeout(60), needs_linux]
+SHARE_WRITTEN = "a share written by the sender"
 MOVES = {
     move_selection.READ: 6,
     move_selection.WRITTEN: 6,
-    "50% written by the sender, the rest read by the receiver": 1,  # a broadcast's
+    SHARE_WRITTEN: 1,  # a broadcast's
 }
 REDUCED, PUSHED = "each rank reads and reduces a part", "each rank reads, reduces and writes a part"
 COUNTS = (0, 1, 1000, 40_000, 300_001)
@@ -192,7 +193,8 @@ def test_exchanges_of_changing_sizes_are_right(worlds, size, tuning, python_rank
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("way", MOVES)
 def test_moves_in_every_way_are_the_same(worlds, way, size, python_ranks):
-    tried = worlds.world("gloo", size).run(in_one_way, way, python_ranks, moves)
+    name = f"{1 / size:.0%} written by the sender, the rest read by the receiver" if way == SHARE_WRITTEN else way
+    tried = worlds.world("gloo", size).run(in_one_way, name, python_ranks, moves)
     assert tried == tried[:1] * size
     assert len(tried[0]) == MOVES[way]
 

@@ -23,6 +23,7 @@ from meshdist.backends.gloo.shm.mapping_cache import shared_memory
 from meshdist.backends.gloo.shm.segment import Segment, create, find
 from meshdist.backends.gloo.shm.shared_region import ABILITIES, TOKEN, TRIAL, TUNING, SharedRegion, Slots
 from meshdist.backends.gloo.shm.single_copy import Memory, address_of, allow_peers, await_writers, may_copy
+from meshdist.backends.gloo.shm.spreading import spread_ranks
 from meshdist.backends.gloo.shm.tuning import Mode, Tuning
 from meshdist.collectives.dataflow import Blocks
 from meshdist.errors import DistBackendError
@@ -130,6 +131,8 @@ class ShmGroup:
         if self.compiled and mode >= Mode.ON:  # else plans need no trials, and some count no calls
             self.distance = CacheDistance(self.region, rank, self.backend.size)
         if not has_cores:
+            if self.compiled:
+                spread_ranks(self.backend.options)
             self.barrier.fewest_spins = 1
             self.barrier.most_early_bytes = self.region.early_slots.slot_bytes
         self.region.seal()

@@ -22,7 +22,7 @@ from meshdist.runtime.departure import Departure, PeerExit
 from meshdist.security.credentials import TlsError
 from meshdist.store import keepalive
 from meshdist.store.keepalive import SilenceMonitor, probe_often, silence
-from meshdist.system.interrupts import Lock, deferring_lock
+from meshdist.system.deferring_lock import Lock, deferring_lock
 from meshdist.system.tcp_socket import counter_of_unacknowledged, tcp_info
 
 # Size of the staging buffer for headers: a small message arrives with its header in one read.

@@ -12,7 +12,7 @@ from meshdist.backends.gloo.tcp.connection import Connection, Place
 from meshdist.backends.gloo.tcp.frames import CTS, MISMATCH, Header, pack
 from meshdist.backends.p2p.requests import RecvRequest, UnexpectedMessage
 from meshdist.runtime.departure import Departure
-from meshdist.system.interrupts import Lock
+from meshdist.system.deferring_lock import Lock
 
 # Unexpected messages are kept up to this total; beyond it the sender waits, unless this rank waits for it.
 MOST_KEPT_BYTES = 16 << 20

@@ -35,7 +35,7 @@ from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, HandshakeBroken, Ha
 from meshdist.store import keepalive
 from meshdist.store.address import endpoint
 from meshdist.system.deadline import Deadline
-from meshdist.system.interrupts import Lock
+from meshdist.system.deferring_lock import Lock
 from meshdist.system.platform import start_thread
 
 # How long a new connection is tried for beyond the silence that a host may keep, and at least.

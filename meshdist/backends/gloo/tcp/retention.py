@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from meshdist.system.interrupts import Lock
+from meshdist.system.deferring_lock import Lock
 
 # What was acknowledged is dropped each time that so many bytes have been written.
 _SLACK_BYTES = 256 << 10

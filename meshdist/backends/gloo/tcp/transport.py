@@ -28,7 +28,7 @@ from meshdist.runtime.message_counts import Carried
 from meshdist.security.encryption import encryption_from_environment
 from meshdist.store.tcp import secret_of
 from meshdist.system.deadline import Deadline
-from meshdist.system.interrupts import deferring_lock
+from meshdist.system.deferring_lock import deferring_lock
 
 _log = logging.getLogger("meshdist")
 _DELIVERY_S = 5.0

@@ -10,7 +10,7 @@ import pytest
 from until import until
 
 from meshdist import core
-from meshdist.system.interrupts import PlainDeferringLock, deferring_lock
+from meshdist.system.deferring_lock import PlainDeferringLock, deferring_lock
 
 pytestmark = pytest.mark.timeout(60)
 KINDS = ["plain"] if core.module is None else ["core", "plain"]
@@ -151,7 +151,7 @@ def test_no_section_is_interrupted_and_no_signal_is_lost(make):
 
 FORKED_IN_A_SECTION = """
 import os, signal, threading
-from meshdist.system.interrupts import deferring_lock
+from meshdist.system.deferring_lock import deferring_lock
 
 def fork():
     global status
