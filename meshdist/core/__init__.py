@@ -21,7 +21,7 @@ VARIABLE = "MESHDIST_CORE"
 
 _CHOICES = ("auto", "python", "require")
 # What this package and the module expect of each other; the same number stands in module.c.
-_INTERFACE = 40
+_INTERFACE = 41
 
 T = TypeVar("T")
 

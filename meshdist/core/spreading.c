@@ -81,6 +81,15 @@ static void forget_host(void) /* in a forked child, which is none of the ranks *
     host.places = NULL;
 }
 
+static void leave_host(void)
+{
+    if (host.places != NULL) {
+        set_place(0);
+        host.places = NULL;
+        PyBuffer_Release(&host.view);
+    }
+}
+
 static PyObject *spread_ranks(PyObject *module, PyObject *args)
 {
     static bool is_known = false;
@@ -89,30 +98,37 @@ static PyObject *spread_ranks(PyObject *module, PyObject *args)
     int num_ranks, rank;
     if (!PyArg_ParseTuple(args, "Onnnii", &words, &first, &apart, &moved, &num_ranks, &rank))
         return NULL;
-    if (host.places != NULL)
-        Py_RETURN_FALSE;
     if (!is_known && pthread_atfork(NULL, NULL, forget_host) != 0)
         return PyErr_NoMemory();
     is_known = true;
-    if (PyObject_GetBuffer(words, &host.view, PyBUF_WRITABLE) < 0)
+    Py_buffer view;
+    if (PyObject_GetBuffer(words, &view, PyBUF_WRITABLE) < 0)
         return NULL;
-    host.moved = (Word *)host.view.buf + moved;
+    leave_host();
+    host.view = view;
+    host.moved = (Word *)view.buf + moved;
     host.apart = apart, host.num_ranks = num_ranks, host.rank = rank;
-    host.places = (Word *)host.view.buf + first;
+    host.places = (Word *)view.buf + first;
     set_place(0);
     is_rank = true;
-    Py_RETURN_TRUE;
-}
-
-static PyObject *leave_places(PyObject *module, PyObject *unused)
-{
-    if (host.places != NULL) {
-        set_place(0);
-        host.places = NULL;
-        PyBuffer_Release(&host.view);
-    }
     Py_RETURN_NONE;
 }
+
+static PyObject *leave_places(PyObject *module, PyObject *words)
+{
+    if (host.places == NULL)
+        Py_RETURN_NONE;
+    Py_buffer view;
+    if (PyObject_GetBuffer(words, &view, PyBUF_WRITABLE) < 0)
+        return NULL;
+    bool is_this = view.buf == host.view.buf;
+    PyBuffer_Release(&view);
+    if (is_this)
+        leave_host();
+    Py_RETURN_NONE;
+}
+
+static PyObject *is_spread(PyObject *module, PyObject *unused) { return PyBool_FromLong(host.places != NULL); }
 
 static PyObject *begin_sleep(PyObject *module, PyObject *unused)
 {
@@ -123,8 +139,9 @@ static PyObject *begin_sleep(PyObject *module, PyObject *unused)
 #else
 void yield_processor(void) { sched_yield(); }
 
-static PyObject *spread_ranks(PyObject *module, PyObject *args) { Py_RETURN_FALSE; }
-static PyObject *leave_places(PyObject *module, PyObject *unused) { Py_RETURN_NONE; }
+static PyObject *spread_ranks(PyObject *module, PyObject *args) { Py_RETURN_NONE; }
+static PyObject *leave_places(PyObject *module, PyObject *words) { Py_RETURN_NONE; }
+static PyObject *is_spread(PyObject *module, PyObject *unused) { Py_RETURN_FALSE; }
 static PyObject *begin_sleep(PyObject *module, PyObject *unused) { Py_RETURN_NONE; }
 #endif
 
@@ -140,8 +157,10 @@ PyMethodDef spreading_functions[] = {
     {"spread_ranks", spread_ranks, METH_VARARGS,
      "spread_ranks(words, first, apart, moved, num_ranks, rank): from here on, while this thread waits, spread the ranks of "
      "this host over its processors. The place of a rank is `words[first + rank * apart]`, and the time of the last move "
-     "`words[moved]`. Return False if that is done for another group already."},
-    {"leave_places", leave_places, METH_NOARGS, "leave_places(): leave it to the kernel again where this rank runs."},
+     "`words[moved]`. Other words are used no more."},
+    {"leave_places", leave_places, METH_O,
+     "leave_places(words): leave it to the kernel again where this rank runs, if these words are still used."},
+    {"is_spread", is_spread, METH_NOARGS, "is_spread(): return whether the ranks of this host are spread."},
     {"begin_sleep", begin_sleep, METH_NOARGS, "begin_sleep(): this rank takes no processor until it waits the next time."},
     {"yield_processor", yield_method, METH_NOARGS, "yield_processor(): let another thread run on this processor."},
     {NULL, NULL, 0, NULL},

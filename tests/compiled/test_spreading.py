@@ -30,9 +30,7 @@ while not is_known:  # the kernel may have moved it to the other one just before
         os.sched_setaffinity(0, {here, there})
     words[num_ranks] = 0
     before = os.sched_getaffinity(0)
-    core.module.leave_places()
-    assert core.module.spread_ranks(words, 0, 1, num_ranks, num_ranks, 0)
-    assert not core.module.spread_ranks(words, 0, 1, num_ranks, num_ranks, 0)
+    core.module.spread_ranks(words, 0, 1, num_ranks, num_ranks, 0)
     core.module.yield_processor()
     assert os.sched_getaffinity(0) == before
     has_moved = words[num_ranks] > 0
@@ -49,9 +47,15 @@ core.module.begin_sleep()
 assert words[0] == 0
 core.module.yield_processor()
 assert words[0] > 0
-core.module.leave_places()
-core.module.yield_processor()
+others = memoryview(bytearray(24)).cast("Q")
+core.module.spread_ranks(others, 0, 1, 2, 1, 0)
 assert words[0] == 0
+core.module.leave_places(words)
+core.module.yield_processor()
+assert words[0] == 0 < others[0]
+core.module.leave_places(others)
+core.module.yield_processor()
+assert others[0] == 0
 """
 
 
@@ -77,22 +81,15 @@ JOB = """
 import os
 import numpy as np
 import meshdist as dist
-from meshdist import core
-
-def is_spread():
-    words = memoryview(bytearray(64)).cast("Q")
-    is_first = core.module.spread_ranks(words, 0, 1, 2, 1, 0)
-    if is_first:
-        core.module.leave_places()
-    return not is_first
+from meshdist.core import module
 
 def part_of_a_world():
     size = dist.get_world_size()
-    assert not is_spread()
+    assert not module.is_spread()
     mesh = dist.init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("dp", "tp"))
     mesh["tp"].all_reduce(np.ones(1))
     found = [None] * size
-    dist.all_gather_object(found, is_spread())
+    dist.all_gather_object(found, module.is_spread())
     return found
 
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
@@ -103,7 +100,7 @@ dist.init_process_group()
 found.append(part_of_a_world())
 dist.destroy_process_group()
 if os.environ["RANK"] == "0":
-    print(found, is_spread())
+    print(found, module.is_spread())
 """
 
 

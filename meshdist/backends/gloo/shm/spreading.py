@@ -31,7 +31,7 @@ class _Places:
 
     def __init__(self, options: BackendOptions) -> None:
         self._made: Segment | None = None
-        self._is_used = False
+        self._words: memoryview | None = None
         try:
             self._use(options)
         except DistError as error:  # the ranks run as well without it
@@ -47,12 +47,12 @@ class _Places:
         if place != segment.place:
             segment.seal()
             self._made, segment = None, find(place, num_bytes)
-        words, rank = memoryview(segment.memory).cast("B").cast("Q"), here.index(options.ranks[options.rank])
-        self._is_used = core.module.spread_ranks(words, _WORDS, _WORDS, 0, len(here), rank)
+        self._words, rank = memoryview(segment.memory).cast("B").cast("Q"), here.index(options.ranks[options.rank])
+        core.module.spread_ranks(self._words, _WORDS, _WORDS, 0, len(here), rank)
 
     def close(self) -> None:
-        if self._is_used:
-            core.module.leave_places()
+        if self._words is not None:
+            core.module.leave_places(self._words)
         if self._made is not None:
             self._made.seal()
 
