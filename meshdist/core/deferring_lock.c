@@ -12,7 +12,8 @@
 /* Whoever calls `signal.signal` puts Python's handler back. How often a section looks for that, which is a system call. */
 enum { SECTIONS_OF_A_LOOK = 16 };
 
-static struct sigaction before;   /* what was there, and is called */
+static struct sigaction before;   /* what was there, and is called: Python's, as a rule */
+static bool has_before;
 static atomic_int depth;          /* how many sections the main thread is in, one within the other */
 static atomic_bool has_come;      /* a signal in one */
 static atomic_int num_handling;   /* in how many threads the handler runs */
@@ -39,10 +40,13 @@ static void take_over(void)
     struct sigaction now;
     if (sigaction(SIGINT, NULL, &now) < 0)
         return;
-    bool is_ours = now.sa_flags & SA_SIGINFO && now.sa_sigaction == handle;
-    if (is_ours || (!(now.sa_flags & SA_SIGINFO) && (now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN)))
+    bool has_info = now.sa_flags & SA_SIGINFO;
+    if (has_info ? now.sa_sigaction == handle : now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN)
         return; /* what ends the process, or does nothing, raises nothing */
-    before = now;
+    /* Another one may call this one, which would then call it. */
+    if (has_before && (has_info != !!(before.sa_flags & SA_SIGINFO) || now.sa_handler != before.sa_handler))
+        return;
+    before = now, has_before = true;
     now.sa_flags |= SA_SIGINFO;
     now.sa_sigaction = handle;
     sigaction(SIGINT, &now, NULL);

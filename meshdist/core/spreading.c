@@ -63,9 +63,12 @@ static void spread(void)
         return;
     CPU_ZERO(&one);
     CPU_SET(place, &one);
-    if (sched_setaffinity(0, sizeof one, &one) == 0) {
-        sched_setaffinity(0, sizeof allowed, &allowed);
-        set_place(place + 1);
+    if (sched_setaffinity(0, sizeof one, &one) < 0)
+        return;
+    set_place(place + 1);
+    if (sched_setaffinity(0, sizeof allowed, &allowed) < 0) { /* none of them is left to this container */
+        memset(&one, 0xff, sizeof one);
+        sched_setaffinity(0, sizeof one, &one);
     }
 }
 

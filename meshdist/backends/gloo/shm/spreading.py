@@ -26,7 +26,7 @@ class _Places:
     """The memory in which the ranks of this host tell each other where they run: a line for each.
 
     The line before says when one of them has moved. The first rank that needs the memory makes it, and keeps it open
-    for those that come later.
+    for those that come later. It is not a file, which a rank that is killed would leave behind.
     """
 
     def __init__(self, options: BackendOptions) -> None:
@@ -43,6 +43,9 @@ class _Places:
         here = [rank for rank, card in enumerate(cards) if card.host == peers.mine.host]
         num_bytes = (1 + len(here)) * _WORDS * _WORD_BYTES
         self._made = segment = create(num_bytes, [cards[rank].pid for rank in here])
+        if not segment.is_anonymous:
+            segment.seal()
+            return
         place = options.world_store.compare_set(f"places/{peers.mine.host}", "", segment.place).decode()
         if place != segment.place:
             segment.seal()
